@@ -129,6 +129,7 @@ void bind_core(py::module_& module) {
       .def_readonly("boundary", &StepResult::boundary)
       .def_readonly("committed", &StepResult::committed)
       .def_readonly("reason", &StepResult::reason)
+      .def_property_readonly("cause", [](const StepResult& result) { return name_of(result.cause); })
       .def_readonly("step", &StepResult::step)
       .def_readonly("batches", &StepResult::batches)
       .def_readonly("grad_norm", &StepResult::grad_norm)

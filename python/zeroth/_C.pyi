@@ -151,6 +151,9 @@ class StepResult:
     @property
     def reason(self) -> str: ...
     @property
+    def cause(self) -> str:
+        """"" for a committed step, "failed backward", "non-finite", or "overflow": non-finite under a loss scale."""
+    @property
     def step(self) -> int: ...
     @property
     def batches(self) -> int:

@@ -65,7 +65,7 @@ Engine::Engine(std::vector<ParamSpec> params, std::vector<UnitSpec> units, Engin
       communicator_(std::move(backend)),
       binder_(binder),
       log_(std::move(logger)),
-      optimizer_(make_optimizer(settings_.optimizer)),
+      optimizer_(settings_.own_optimizer ? settings_.own_optimizer() : make_optimizer(settings_.optimizer)),
       pool_(std::make_unique<ThreadPool>(settings_.threads)),
       layout_(make_model_layout(std::move(params), std::move(units), settings_.plan.degrees(communicator_.size()))) {
   clock_ = std::make_unique<PhaseClock>();
@@ -91,7 +91,7 @@ Engine::Engine(std::vector<ParamSpec> params, std::vector<UnitSpec> units, Engin
       static_cast<std::size_t>(reported) < settings_.groups.size() ? static_cast<std::size_t>(reported) : 0;
   if (!trains())
     log_.progress("the model has no trainable parameter: the engine gathers and evaluates, and has no optimizer");
-  require_plan_fits(layout_, settings_, static_cast<int>(optimizer_->states().size()), communicator_);
+  require_plan_fits(layout_, settings_, optimizer_->states(), communicator_);
   warnings_ = std::make_unique<StepWarnings>(layout_, settings_.max_nonfinite_steps, rank(), log_);
   build_stores();
 }
@@ -99,7 +99,7 @@ Engine::Engine(std::vector<ParamSpec> params, std::vector<UnitSpec> units, Engin
 void Engine::build_stores() {
   CommBackend& backend = communicator_.backend();
   backend.set_tag_names(tag_names(layout_));
-  const int states = static_cast<int>(optimizer_->states().size());
+  const std::vector<StateDeclaration> states = optimizer_->states();
   const KernelContext kernels{pool_.get(), kernels::best_isa()};
   memory_ = std::make_unique<ModelMemory>(layout_, settings_.plan, states, settings_.micro_steps, device_, backend);
   const Stream reduce_stream = device_.make_stream("reduce");
@@ -333,7 +333,7 @@ StepResult Engine::finish_step(bool idle) {
   warnings_->look_at_wide_gradient(gradients_->first_wide());
   forget_gradients();
   if (!result.committed) log_.progress("step skipped on all ranks: " + result.reason);
-  warnings_->count(result, vote.finite());
+  warnings_->count(result);
   return result;
 }
 
@@ -517,7 +517,7 @@ void Engine::require_not_parted() const {
 
 MemoryReport Engine::memory_report() const {
   const ParameterStore::Counters& counters = parameters_->counters();
-  const int states = static_cast<int>(optimizer_->states().size());
+  const std::vector<StateDeclaration> states = optimizer_->states();
   return {.planned = plan_memory(layout_, settings_.plan, rank(), states, settings_.micro_steps),
           .measured_peak = device_.ledger().at_peak(),
           .live = device_.ledger().live(),

@@ -33,6 +33,7 @@ std::string describe(const ModelLayout& model, const EngineSettings& settings) {
   text << "gradient_clipping " << hex_float(settings.gradient_clipping) << "\n";
   text << "optimizer " << settings.optimizer.type << (settings.optimizer.momentum ? " with momentum" : "") << "\n";
   text << "max_nonfinite_steps " << settings.max_nonfinite_steps << "\n";
+  text << "scales_loss " << settings.scales_loss << "\n";
   text << "uneven " << static_cast<int>(settings.uneven) << "\n";
   text << "threads " << settings.threads << "\n";
   text << "schedule " << name_of(settings.schedule.kind) << " " << settings.schedule.warmup_steps << " "
@@ -146,8 +147,8 @@ void require_same_structure(const ModelLayout& model, const EngineSettings& sett
   throw Error(ErrorCode::kInternal, "ranks' digests differ but their descriptions do not", {.where = "engine"});
 }
 
-void require_plan_fits(const ModelLayout& model, const EngineSettings& settings, int optimizer_states,
-                       const Communicator& communicator) {
+void require_plan_fits(const ModelLayout& model, const EngineSettings& settings,
+                       std::span<const StateDeclaration> states, const Communicator& communicator) {
   const auto world = static_cast<std::size_t>(communicator.size());
   const auto own = static_cast<std::int64_t>(
       std::min<std::uint64_t>(settings.memory_limit_bytes > 0 ? settings.memory_limit_bytes : available_memory_bytes(),
@@ -160,7 +161,7 @@ void require_plan_fits(const ModelLayout& model, const EngineSettings& settings,
   const auto need = [&](const ShardingPlan& plan) {
     std::uint64_t total = 0;
     for (int rank = 0; rank < communicator.size(); ++rank) {
-      total += plan_memory(model, plan, rank, optimizer_states, settings.micro_steps).total();
+      total += plan_memory(model, plan, rank, states, settings.micro_steps).total();
     }
     return total;
   };

@@ -12,7 +12,7 @@ void require_same_structure(const ModelLayout& model, const EngineSettings& sett
 /// Blocking. Throws kOutOfMemory on every rank if the plans of all ranks of this host together exceed what is
 /// available; the message names the rank that has least, holds the table of stages 0 to 3 and names the smallest plan
 /// that fits.
-void require_plan_fits(const ModelLayout& model, const EngineSettings& settings, int optimizer_states,
-                       const Communicator& communicator);
+void require_plan_fits(const ModelLayout& model, const EngineSettings& settings,
+                       std::span<const StateDeclaration> states, const Communicator& communicator);
 
 }  // namespace zeroth

@@ -6,7 +6,13 @@
 namespace zeroth {
 namespace {
 
-/// Why the step is skipped; "" where it is not.
+SkipCause cause_of(const CommitVote& vote, const EngineSettings& settings) {
+  if (vote.failed_rank >= 0) return SkipCause::kFailedBackward;
+  if (vote.finite()) return SkipCause::kNone;
+  return settings.scales_loss ? SkipCause::kOverflow : SkipCause::kNonFinite;
+}
+
+/// The same in words; "" where the step is not skipped.
 std::string reason_of(const CommitVote& vote, const StepResult& result) {
   if (vote.failed_rank >= 0) return "backward failed on rank " + std::to_string(vote.failed_rank);
   if (vote.finite()) return "";
@@ -17,6 +23,20 @@ std::string reason_of(const CommitVote& vote, const StepResult& result) {
 }
 
 }  // namespace
+
+std::string_view name_of(SkipCause cause) noexcept {
+  switch (cause) {
+    case SkipCause::kNone:
+      break;
+    case SkipCause::kFailedBackward:
+      return "failed backward";
+    case SkipCause::kNonFinite:
+      return "non-finite";
+    case SkipCause::kOverflow:
+      return "overflow";
+  }
+  return "";
+}
 
 double mean_factor(std::int64_t batches) {
   return 1.0 / static_cast<double>(batches);
@@ -34,6 +54,7 @@ StepResult outcome_of(const CommitVote& vote, const StepTerms& terms) {
     result.first_offender = FirstOffender{terms.model.params[static_cast<std::size_t>(vote.offender.param)].name,
                                           vote.offender_rank, vote.offender.micro_step, vote.offender.count};
   }
+  result.cause = cause_of(vote, terms.settings);
   result.reason = reason_of(vote, result);
   if (result.reason.empty() && terms.settings.gradient_clipping > 0) {
     result.clip_coefficient = std::min(1.0, terms.settings.gradient_clipping / (result.grad_norm + 1e-6));

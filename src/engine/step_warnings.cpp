@@ -34,8 +34,8 @@ void StepWarnings::look_at_wide_gradient(int param) {
       "instead of loss), or it came in float32. With zeroth.narrow_buckets = false such buckets are part of the plan");
 }
 
-void StepWarnings::count(const StepResult& result, bool finite) {
-  nonfinite_in_a_row_ = finite ? 0 : nonfinite_in_a_row_ + 1;
+void StepWarnings::count(const StepResult& result) {
+  nonfinite_in_a_row_ = result.cause == SkipCause::kNonFinite ? nonfinite_in_a_row_ + 1 : 0;
   ZR_CHECK(nonfinite_in_a_row_ < max_nonfinite_steps_, ErrorCode::kNonFinite,
            std::to_string(nonfinite_in_a_row_) + " steps in a row had no finite gradient",
            {.where = "engine.step",

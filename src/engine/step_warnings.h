@@ -23,8 +23,8 @@ class StepWarnings {
   void look_at(const CommitVote& vote, std::int64_t committed, bool timed);
   /// The first parameter whose gradient did not fit its 16-bit bucket, -1.
   void look_at_wide_gradient(int param);
-  /// At the end of a step. Throws kNonFinite after too many in a row that were not finite.
-  void count(const StepResult& result, bool finite);
+  /// At the end of a step. Throws kNonFinite after too many faults in a row; an overflow under a loss scale is none.
+  void count(const StepResult& result);
 
  private:
   const ModelLayout& model_;

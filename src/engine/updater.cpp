@@ -3,9 +3,15 @@
 #include <zeroth/base/error.h>
 
 #include <algorithm>
-#include <array>
 
 namespace zeroth {
+namespace {
+
+bool has_shape(const Optimizer& optimizer, StateShape shape) {
+  return std::ranges::any_of(optimizer.states(), [shape](const StateDeclaration& one) { return one.shape == shape; });
+}
+
+}  // namespace
 
 Engine::Updater::Updater(const ModelLayout& layout, const Optimizer& optimizer, ModelMemory& memory,
                          CommBackend& backend, KernelContext kernels)
@@ -15,9 +21,9 @@ Engine::Updater::Updater(const ModelLayout& layout, const Optimizer& optimizer, 
       backend_(backend),
       kernels_(kernels),
       num_states_(optimizer.states().size()),
-      steps_(layout.params.size(), 0) {
-  ZR_ASSERT(num_states_ <= kMaxOptimizerStates, "make_optimizer() refuses more");
-}
+      has_entries_of_tensors_(has_shape(optimizer, StateShape::kTensor) || has_shape(optimizer, StateShape::kRow)),
+      has_entries_of_rows_(has_shape(optimizer, StateShape::kRow)),
+      steps_(layout.params.size(), 0) {}
 
 std::vector<Engine::Updater::Run> Engine::Updater::runs_of(int flat, const std::vector<bool>& has_grad) const {
   const FlatLayout& layout = layout_.flat(flat);
@@ -30,7 +36,8 @@ std::vector<Engine::Updater::Run> Engine::Updater::runs_of(int flat, const std::
     // before it.
     const auto next =
         std::find_if(segment + 1, layout.segments.end(), [](const Segment& other) { return other.numel > 0; });
-    const std::int64_t end = next == layout.segments.end() ? layout.length : next->offset;
+    const std::int64_t padded = next == layout.segments.end() ? layout.length : next->offset;
+    const std::int64_t end = has_entries_of_tensors_ ? segment->range().end : padded;
     const Range part = intersect({segment->offset, end}, range);
     if (part.size() == 0) continue;
     const auto param = static_cast<std::size_t>(segment->param);
@@ -44,7 +51,7 @@ std::vector<Engine::Updater::Run> Engine::Updater::runs_of(int flat, const std::
     } else {
       runs.push_back(run);
     }
-    joinable = true;
+    joinable = !has_entries_of_tensors_;
   }
   return runs;
 }
@@ -78,14 +85,14 @@ void Engine::Updater::update_range(int flat, const Range& updated, std::int64_t 
   const auto at = [element](auto* base, std::int64_t index) {
     return base + static_cast<std::size_t>(index) * element;
   };
-  kernels_.for_ranges(updated.size(), [&](std::int64_t begin, std::int64_t end) {
-    std::array<std::byte*, kMaxOptimizerStates> states{};
+  const auto update = [&](std::int64_t begin, std::int64_t end) {
+    std::vector<std::byte*> states(num_states_);
     for (std::size_t state = 0; state < num_states_; ++state) {
-      states[state] = at(memory_.state(flat, static_cast<int>(state)), in_states + begin);
+      states[state] = memory_.state(flat, static_cast<int>(state), updated.begin + begin);
     }
     optimizer_.step({.param = resting + static_cast<std::size_t>(begin) * size_of(layout.dtype),
                      .low = master_low != nullptr ? master_low + in_states + begin : nullptr,
-                     .states = std::span(states).first(num_states_),
+                     .states = states,
                      .grad = at(grad, begin),
                      .n = end - begin,
                      .dtype = accumulation,
@@ -93,7 +100,25 @@ void Engine::Updater::update_range(int flat, const Range& updated, std::int64_t 
                      .step = step,
                      .hyper = hyper},
                     kernels_.isa);
-  });
+  };
+  if (!has_entries_of_tensors_) return kernels_.for_ranges(updated.size(), update);
+  for (const Range& block : blocks_of(flat, updated)) update(block.begin - updated.begin, block.end - updated.begin);
+}
+
+std::vector<Range> Engine::Updater::blocks_of(int flat, const Range& range) const {
+  if (!has_entries_of_rows_) return {range};
+  const std::vector<Segment>& segments = layout_.flat(flat).segments;
+  const auto segment =
+      std::ranges::find_if(segments, [&](const Segment& one) { return intersect(one.range(), range).size() > 0; });
+  const std::int64_t length = row_length(layout_.params[static_cast<std::size_t>(segment->param)]);
+  std::vector<Range> blocks;
+  for (std::int64_t begin = range.begin; begin < range.end;) {
+    const std::int64_t row = (begin - segment->offset) / length;
+    const std::int64_t end = std::min(range.end, segment->offset + (row + 1) * length);
+    blocks.push_back({begin, end});
+    begin = end;
+  }
+  return blocks;
 }
 
 void Engine::Updater::update(const std::vector<bool>& has_grad, double factor, const std::vector<GroupHyper>& groups,

@@ -31,6 +31,8 @@ class Engine::Updater {
     std::int64_t step = 0;
   };
   [[nodiscard]] std::vector<Run> runs_of(int flat, const std::vector<bool>& has_grad) const;
+  /// Of a range inside one parameter: its rows, if a state has an entry for each; else all of it.
+  [[nodiscard]] std::vector<Range> blocks_of(int flat, const Range& range) const;
   void update_run(int flat, const Run& run, double factor, const GroupHyper& hyper);
   void update_range(int flat, const Range& range, std::int64_t step, const std::byte* grad, double factor,
                     const GroupHyper& hyper);
@@ -41,6 +43,8 @@ class Engine::Updater {
   CommBackend& backend_;
   KernelContext kernels_;
   std::size_t num_states_;
+  bool has_entries_of_tensors_;  ///< states with one entry for each parameter or row: a block lies in one of them
+  bool has_entries_of_rows_;
   std::vector<std::int64_t> steps_;  ///< updates so far, one a parameter
 };
 

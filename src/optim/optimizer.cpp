@@ -4,6 +4,7 @@
 #include <zeroth/base/text.h>
 #include <zeroth/optim/optimizer.h>
 
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <string>
@@ -19,15 +20,17 @@ std::vector<std::string> names_of(std::span<const OptimizerEntry> table) {
   return names;
 }
 
-void require_states_fit(const Optimizer& optimizer) {
+void require_different_names(const Optimizer& optimizer) {
   std::vector<std::string> names;
   for (const StateDeclaration& state : optimizer.states()) names.push_back(state.name);
-  ZR_CHECK(names.size() <= kMaxOptimizerStates, ErrorCode::kUsage, "an optimizer declares too many states",
+  std::vector<std::string> sorted = names;
+  std::ranges::sort(sorted);
+  ZR_CHECK(std::ranges::adjacent_find(sorted) == sorted.end(), ErrorCode::kUsage,
+           "an optimizer declares two states of one name",
            {.where = "optim",
             .which = std::string(optimizer.name()),
-            .expected = "at most " + std::to_string(kMaxOptimizerStates) + " states",
-            .got = std::to_string(names.size()) + ": " + join(names, ", "),
-            .hint = "raise kMaxOptimizerStates in zeroth/optim/optimizer.h"});
+            .expected = "a name for each state, by which reports and checkpoints know it",
+            .got = join(names, ", ")});
 }
 
 }  // namespace
@@ -44,7 +47,7 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options, std::
   for (const OptimizerEntry& entry : table) {
     if (options.type != entry.name) continue;
     std::unique_ptr<Optimizer> optimizer = entry.make(options);
-    require_states_fit(*optimizer);
+    require_different_names(*optimizer);
     return optimizer;
   }
   const std::vector<std::string> names = names_of(table);

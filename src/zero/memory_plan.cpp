@@ -169,30 +169,22 @@ std::size_t control_bytes(const ModelLayout& model) {
   return SignalLayout(static_cast<int>(model.flats.size()), model.world).bytes();
 }
 
-MemorySnapshot plan_memory(const ModelLayout& model, const ShardingPlan& plan, int rank, int optimizer_states,
-                           int micro_steps) {
+MemorySnapshot plan_memory(const ModelLayout& model, const ShardingPlan& plan, int rank,
+                           std::span<const StateDeclaration> states, int micro_steps) {
   MemorySnapshot memory;
   const auto add = [&memory](MemoryState state, std::size_t bytes) {
     memory.bytes[static_cast<std::size_t>(state)] += bytes;
   };
-  const std::vector<bool> in_buckets = sums_in_buckets(model, plan, micro_steps);
-  const Degrees degrees = plan.degrees(model.world);
-  for (std::size_t index = 0; index < model.flats.size(); ++index) {
-    const FlatLayout& flat = model.flats[index];
-    add(MemoryState::kParameter, array_bytes(flat.part(rank, degrees.parameter).size(), flat.dtype));
-    if (!flat.trainable) continue;
-    const DType accumulation = flat.accumulation();
-    const std::int64_t updated = flat.part(rank, degrees.optimizer).size();
-    if (accumulation != flat.dtype) add(MemoryState::kMaster, array_bytes(updated, flat.dtype));
-    add(MemoryState::kOptimizer, static_cast<std::size_t>(optimizer_states) * array_bytes(updated, accumulation));
-    if (in_buckets[index]) continue;
-    add(MemoryState::kReduced,
-        array_bytes(sums_range(model, plan, static_cast<int>(index), rank).size(), accumulation));
-  }
+  for (const StateRow& row : state_table(model, plan, rank, states, micro_steps)) add(row.memory(), row.bytes());
   add(MemoryState::kBucket, bucket_slots(model, plan, micro_steps).total_bytes());
   add(MemoryState::kGathered, gathered_slots(model, plan).total_bytes());
   add(MemoryState::kControl, control_bytes(model));
   return memory;
+}
+
+MemorySnapshot plan_memory(const ModelLayout& model, const ShardingPlan& plan, int rank, int optimizer_states,
+                           int micro_steps) {
+  return plan_memory(model, plan, rank, element_states(optimizer_states), micro_steps);
 }
 
 WireBytes plan_wire(const ModelLayout& model, const ShardingPlan& plan, int rank, int micro_steps) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <utility>
 
 namespace zeroth {
 namespace {
@@ -13,12 +14,30 @@ std::size_t distance(std::int64_t first, std::int64_t element, DType dtype) {
   return array_bytes(element - first, dtype);
 }
 
+void fill(std::byte* data, std::int64_t entries, DType dtype, double value) {
+  const auto as = [&]<class T>(T typed) { std::fill_n(reinterpret_cast<T*>(data), entries, typed); };
+  switch (dtype) {
+    case DType::kFloat64:
+      return as(value);
+    case DType::kFloat32:
+      return as(static_cast<float>(value));
+    case DType::kBFloat16:
+      return as(BFloat16(static_cast<float>(value)));
+    case DType::kFloat16:
+      return as(Float16(static_cast<float>(value)));
+    case DType::kInt64:
+      return as(static_cast<std::int64_t>(value));
+    case DType::kInt32:
+      return as(static_cast<std::int32_t>(value));
+    case DType::kUInt8:
+      return as(static_cast<std::uint8_t>(value));
+  }
+}
+
 }  // namespace
 
 SharedLayout make_shared_layout(const ModelLayout& model, const ShardingPlan& plan, int rank, int micro_steps) {
   SharedLayout layout;
-  const Degrees degrees = plan.degrees(model.world);
-  const std::vector<bool> in_buckets = sums_in_buckets(model, plan, micro_steps);
   std::size_t offset = 0;
   const auto take = [&offset](std::size_t bytes) {
     const std::size_t begin = offset;
@@ -26,16 +45,12 @@ SharedLayout make_shared_layout(const ModelLayout& model, const ShardingPlan& pl
     return begin;
   };
   layout.signals = take(control_bytes(model));
-  for (std::size_t index = 0; index < model.flats.size(); ++index) {
-    const FlatLayout& flat = model.flats[index];
-    layout.parameters.push_back(plan.shares_parameters()
-                                    ? take(array_bytes(flat.part(rank, degrees.parameter).size(), flat.dtype))
-                                    : SharedLayout::kNone);
-    const bool shares_sums = plan.shares_sums(model.world) && flat.trainable && !in_buckets[index];
-    layout.reduced.push_back(
-        shares_sums
-            ? take(array_bytes(sums_range(model, plan, static_cast<int>(index), rank).size(), flat.accumulation()))
-            : SharedLayout::kNone);
+  layout.parameters.assign(model.flats.size(), SharedLayout::kNone);
+  layout.reduced.assign(model.flats.size(), SharedLayout::kNone);
+  for (const StateRow& row : state_table(model, plan, rank, {}, micro_steps)) {  // no state of an optimizer is shared
+    if (!row.shared) continue;
+    std::vector<std::size_t>& offsets = row.kind == StateKind::kParameter ? layout.parameters : layout.reduced;
+    offsets[static_cast<std::size_t>(row.flat)] = take(row.bytes());
   }
   for (const std::size_t bytes : bucket_slots(model, plan, micro_steps).slot_bytes) {
     layout.bucket_slots.push_back(take(bytes));
@@ -44,8 +59,8 @@ SharedLayout make_shared_layout(const ModelLayout& model, const ShardingPlan& pl
   return layout;
 }
 
-ModelMemory::ModelMemory(const ModelLayout& model, const ShardingPlan& plan, int optimizer_states, int micro_steps,
-                         Device& device, CommBackend& backend)
+ModelMemory::ModelMemory(const ModelLayout& model, const ShardingPlan& plan, std::span<const StateDeclaration> states,
+                         int micro_steps, Device& device, CommBackend& backend)
     : model_(model),
       plan_(plan),
       degrees_(plan.degrees(model.world)),
@@ -73,11 +88,7 @@ ModelMemory::ModelMemory(const ModelLayout& model, const ShardingPlan& plan, int
   shared_ = device.make_arena(local_group_->capabilities().window_kind, own.bytes, "shared");
   const std::span<std::byte> block = shared_.reserve(own.bytes);
   holds_.push_back(ledger_.hold({-1, MemoryState::kControl}, control_bytes(model)));
-  allocate_private(device, optimizer_states);
-  for (std::size_t flat = 0; flat < model.flats.size(); ++flat) {
-    if (own.parameters[flat] != SharedLayout::kNone) parameters_[flat] = block.data() + own.parameters[flat];
-    if (own.reduced[flat] != SharedLayout::kNone) reduced_[flat] = block.data() + own.reduced[flat];
-  }
+  place_states(device, states, micro_steps, block);
   const SignalLayout signals(static_cast<int>(model.flats.size()), model.world);
   window_ = window_of(shared_, "zero");
   if (wide_table_.total_bytes() > 0) {
@@ -108,46 +119,32 @@ PeerWindow ModelMemory::window_of(const Arena& arena, std::string_view name) con
   return window;
 }
 
-void ModelMemory::allocate_private(Device& device, int optimizer_states) {
-  const bool own_parameters = !plan_.shares_parameters();
+void ModelMemory::place_states(Device& device, std::span<const StateDeclaration> states, int micro_steps,
+                               std::span<std::byte> shared) {
+  const SharedLayout& own = shared_layouts_[static_cast<std::size_t>(rank_)];
+  std::vector<StateRow> rows = state_table(model_, plan_, rank_, states, micro_steps);
   std::size_t bytes = gathered_table_.total_bytes();
-  for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) {
-    const FlatLayout& layout = model_.flats[flat];
-    if (own_parameters) bytes += layout.bytes();
-    if (!layout.trainable) continue;
-    const std::int64_t updated = update_range(static_cast<int>(flat)).size();
-    if (layout.accumulation() != layout.dtype) bytes += array_bytes(updated, layout.dtype);
-    bytes += static_cast<std::size_t>(optimizer_states) * array_bytes(updated, layout.accumulation());
-    if (sums_in_bucket(static_cast<int>(flat)) || plan_.shares_sums(model_.world)) continue;
-    bytes += array_bytes(sums_range(static_cast<int>(flat), rank_).size(), layout.accumulation());
-  }
+  for (const StateRow& row : rows) bytes += row.shared ? 0 : row.bytes();
   private_ = device.make_arena(ArenaKind::kPrivate, bytes, "private");
-  for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) {
-    const FlatLayout& layout = model_.flats[flat];
-    const auto take = [&](std::int64_t elements, DType dtype, MemoryState state) {
-      return private_.allocate(array_bytes(elements, dtype), {layout.unit, state}, ledger_, kSegmentAlignBytes);
-    };
-    const std::int64_t at_rest = rest_range(static_cast<int>(flat), rank_).size();
-    if (own_parameters) {
-      parameters_.push_back(private_.reserve(array_bytes(at_rest, layout.dtype), kSegmentAlignBytes).data());
+  parameters_.assign(model_.flats.size(), nullptr);
+  reduced_.assign(model_.flats.size(), nullptr);
+  masters_.assign(model_.flats.size(), nullptr);
+  first_state_.assign(model_.flats.size(), 0);
+  for (StateRow& row : rows) {
+    const std::size_t flat = index(row.flat);
+    std::byte* data = nullptr;
+    if (row.shared) {
+      data = shared.data() + (row.kind == StateKind::kParameter ? own.parameters[flat] : own.reduced[flat]);
     } else {
-      parameters_.push_back(nullptr);
+      data = private_.reserve(row.bytes(), kSegmentAlignBytes).data();
     }
-    holds_.push_back(ledger_.hold({layout.unit, MemoryState::kParameter}, array_bytes(at_rest, layout.dtype)));
-    masters_.emplace_back();
-    states_.emplace_back();
-    reduced_.push_back(nullptr);
-    if (!layout.trainable) continue;
-    const std::int64_t updated = update_range(static_cast<int>(flat)).size();
-    const DType accumulation = layout.accumulation();
-    if (accumulation != layout.dtype) masters_.back() = take(updated, layout.dtype, MemoryState::kMaster);
-    for (int state = 0; state < optimizer_states; ++state) {
-      states_.back().push_back(take(updated, accumulation, MemoryState::kOptimizer));
-    }
-    if (sums_in_bucket(static_cast<int>(flat))) continue;
-    const std::size_t reduced_bytes = array_bytes(sums_range(static_cast<int>(flat), rank_).size(), accumulation);
-    holds_.push_back(ledger_.hold({layout.unit, MemoryState::kReduced}, reduced_bytes));
-    if (!plan_.shares_sums(model_.world)) reduced_.back() = private_.reserve(reduced_bytes, kSegmentAlignBytes).data();
+    holds_.push_back(ledger_.hold({row.unit, row.memory()}, row.bytes()));
+    if (row.kind == StateKind::kParameter) parameters_[flat] = data;
+    if (row.kind == StateKind::kMaster) masters_[flat] = data;
+    if (row.kind == StateKind::kSums) reduced_[flat] = data;
+    if (row.kind == StateKind::kOptimizer && row.which == 0) first_state_[flat] = states_.size();
+    if (row.initial != 0) fill(data, row.entries, row.dtype, row.initial);
+    states_.push_back({std::move(row), data});
   }
   for (const std::size_t slot_bytes : gathered_table_.slot_bytes) {
     gathered_slots_.push_back(private_.reserve(slot_bytes, kSegmentAlignBytes));
@@ -176,8 +173,9 @@ const std::byte* ModelMemory::peer_parameters(int flat, int rank, std::int64_t e
   return base + distance(rest_range(flat, rank).begin, element, model_.flat(flat).dtype);
 }
 
-std::byte* ModelMemory::state(int flat, int which) const {
-  return states_[index(flat)][static_cast<std::size_t>(which)].data();
+std::byte* ModelMemory::state(int flat, int which, std::int64_t element) const {
+  const Placed& state = states_[first_state_[index(flat)] + static_cast<std::size_t>(which)];
+  return state.data + array_bytes(entry_of(model_, state.row, element), state.row.dtype);
 }
 
 std::byte* ModelMemory::sums_at(int flat, std::int64_t element) {

@@ -5,11 +5,13 @@
 #include <zeroth/device/device.h>
 #include <zeroth/shard/degrees.h>
 #include <zeroth/zero/memory_plan.h>
+#include <zeroth/zero/state_table.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -34,11 +36,11 @@ struct SharedLayout {
 /// Owns the arenas. Addresses never change. The ledger counts a slot from its first use on, and never releases it.
 class ModelMemory {
  public:
-  /// Collective and blocking if ranks read each other's memory: every rank attaches its shared arena. Each trainable
-  /// flat gets `optimizer_states` buffers of its update range. Borrows all references, which must outlive it. Throws
-  /// kOutOfMemory, kResource, and the errors of the transport.
-  ModelMemory(const ModelLayout& model, const ShardingPlan& plan, int optimizer_states, int micro_steps, Device& device,
-              CommBackend& backend);
+  /// Collective and blocking if ranks read each other's memory: every rank attaches its shared arena. Allocates the
+  /// rows of state_table(). Borrows all references, which must outlive it. Throws kOutOfMemory, kResource, and the
+  /// errors of the transport.
+  ModelMemory(const ModelLayout& model, const ShardingPlan& plan, std::span<const StateDeclaration> states,
+              int micro_steps, Device& device, CommBackend& backend);
   ModelMemory(const ModelMemory&) = delete;
   ModelMemory& operator=(const ModelMemory&) = delete;
   ~ModelMemory();
@@ -50,9 +52,18 @@ class ModelMemory {
   [[nodiscard]] const std::byte* peer_parameters(int flat, int rank, std::int64_t element) const;
   /// For a bfloat16 flat: the lower 16 bits of the fp32 masters, for the elements of the update range ([Note: Masters
   /// in two halves]). They start as zero, so masters start as the initial values. Null for other flats.
-  [[nodiscard]] std::int16_t* master_low(int flat) const { return reinterpret_cast<std::int16_t*>(at(masters_, flat)); }
-  /// Optimizer state number `which` for the elements of the update range, in the accumulation dtype.
-  [[nodiscard]] std::byte* state(int flat, int which) const;
+  [[nodiscard]] std::int16_t* master_low(int flat) const {
+    return reinterpret_cast<std::int16_t*>(masters_[index(flat)]);
+  }
+  /// Entries of optimizer state number `which` from that of element `element` of the flat on, which must be inside the
+  /// update range.
+  [[nodiscard]] std::byte* state(int flat, int which, std::int64_t element) const;
+  /// This rank's states, each with its memory.
+  struct Placed {
+    StateRow row;
+    std::byte* data;
+  };
+  [[nodiscard]] const std::vector<Placed>& states() const { return states_; }
   /// This rank's reduced shard: its piece of the sums, in the accumulation dtype. It lies in separate memory, or, if
   /// sums_in_bucket(), in its range of its own bucket.
   [[nodiscard]] std::byte* reduced(int flat) { return sums_at(flat, model_.flat(flat).shard(rank_).begin); }
@@ -113,12 +124,10 @@ class ModelMemory {
 
  private:
   [[nodiscard]] static std::size_t index(int flat) { return static_cast<std::size_t>(flat); }
-  [[nodiscard]] static std::byte* at(const std::vector<Buffer>& buffers, int flat) {
-    return buffers[index(flat)].data();
-  }
   [[nodiscard]] Range sums_range(int flat, int rank) const { return zeroth::sums_range(model_, plan_, flat, rank); }
   [[nodiscard]] std::byte* sums_at(int flat, std::int64_t element);
-  void allocate_private(Device& device, int optimizer_states);
+  void place_states(Device& device, std::span<const StateDeclaration> states, int micro_steps,
+                    std::span<std::byte> shared);
   void find_neighbours(CommBackend& backend);
   /// The attached arenas by world rank; empty for all other ranks.
   [[nodiscard]] PeerWindow window_of(const Arena& arena, std::string_view name) const;
@@ -144,10 +153,12 @@ class ModelMemory {
   PeerWindow window_;
   PeerWindow wide_window_;
   std::vector<Signals> signals_;  // one for each of local_peers()
+  std::vector<Placed> states_;
+  // Into states_, one a flat, null where there is none.
   std::vector<std::byte*> parameters_;
   std::vector<std::byte*> reduced_;
-  std::vector<Buffer> masters_;
-  std::vector<std::vector<Buffer>> states_;  // [flat][state]
+  std::vector<std::byte*> masters_;
+  std::vector<std::size_t> first_state_;  // of the optimizer's rows
   std::vector<std::span<std::byte>> gathered_slots_;
   std::vector<MemoryHold> gathered_holds_;
   std::vector<MemoryHold> bucket_holds_;

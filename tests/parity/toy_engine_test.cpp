@@ -203,6 +203,7 @@ TEST(ToyEngine, NonFiniteGradientSkipsTheStepOnAllRanksAndNamesTheFirstOffender)
     const ToyOutcome outcome = train_toy(training);
     const StepResult& skipped = outcome.results[2];
     EXPECT_FALSE(skipped.committed);
+    EXPECT_EQ(skipped.cause, SkipCause::kNonFinite);
     ASSERT_TRUE(skipped.first_offender);
     EXPECT_EQ(skipped.first_offender->param, "blocks.0.bias");
     EXPECT_EQ(skipped.first_offender->rank, 2);
@@ -219,6 +220,14 @@ TEST(ToyEngine, TrainingStopsAfterTooManyNonFiniteSteps) {
   training.poison = [](int rank, std::int64_t, int, int param) { return rank == 1 && param == 3; };
   EXPECT_THAT(message_of(training),
               AllOf(HasSubstr("[NONFINITE] 3 steps in a row"), HasSubstr("blocks.0.weight"), HasSubstr("rank 1")));
+  // Where a loss scale looks for the largest that does not overflow, it is none of the training's faults.
+  training.tamper = [](int, ToyStructure&, EngineSettings& settings) { settings.scales_loss = true; };
+  const ToyOutcome outcome = train_toy(training);
+  ASSERT_EQ(outcome.results.size(), 6U);
+  for (const StepResult& result : outcome.results) {
+    EXPECT_EQ(name_of(result.cause), "overflow");
+    EXPECT_FALSE(result.committed);
+  }
 }
 
 TEST(ToyEngine, RanksThatDifferAreNamedWithTheParameter) {
@@ -252,6 +261,7 @@ TEST(ToyEngine, EverySettingThatDecidesNumbersIsCompared) {
       {"schedule", [](ToyStructure&, EngineSettings& settings) { settings.schedule.logarithmic = true; }},
       {"schedule", [](ToyStructure&, EngineSettings& settings) { settings.schedule.floor = 0.5; }},
       {"max_nonfinite_steps", [](ToyStructure&, EngineSettings& settings) { settings.max_nonfinite_steps = 3; }},
+      {"scales_loss", [](ToyStructure&, EngineSettings& settings) { settings.scales_loss = true; }},
       {"gradient_clipping", [](ToyStructure&, EngineSettings& settings) { settings.gradient_clipping = 2.0; }},
       {"micro_steps", [](ToyStructure&, EngineSettings& settings) { settings.micro_steps = 2; }},
       {"threads", [](ToyStructure&, EngineSettings& settings) { settings.threads = 2; }},

@@ -47,9 +47,12 @@ struct EngineSettings {
   int micro_steps = 1;
   double gradient_clipping = 0.0;  ///< largest norm; 0: off
   OptimizerOptions optimizer{};
+  /// Makes an optimizer of the caller's own; unset: make_optimizer(). The same on all ranks.
+  std::function<std::unique_ptr<Optimizer>()> own_optimizer{};
   std::vector<GroupHyper> groups{1};  ///< indexed by ParamSpec::group
   LearningRateSchedule schedule{};
-  int max_nonfinite_steps = 10;  ///< skipped steps in a row that end the training
+  int max_nonfinite_steps = 10;  ///< steps in a row skipped for SkipCause::kNonFinite that end the training
+  bool scales_loss = false;      ///< the front end changes a loss scale after SkipCause::kOverflow
   Uneven uneven = Uneven::kError;
   int threads = 1;                       ///< of CPU kernels; the same on all ranks
   std::uint64_t memory_limit_bytes = 0;  ///< of all ranks of this host together; 0: available memory of the system

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace zeroth {
@@ -29,10 +30,22 @@ struct StepTimes {
   bool operator==(const StepTimes&) const = default;
 };
 
+/// Why a step was skipped.
+enum class SkipCause : std::uint8_t {
+  kNone,
+  kFailedBackward,  ///< a backward threw on a rank
+  kNonFinite,       ///< a gradient, or the sum of them, was not finite: a fault; too many in a row end the training
+  kOverflow,        ///< the same where a loss scale looks for the largest that does not overflow: no fault
+};
+
+/// "", "failed backward", "non-finite", "overflow".
+[[nodiscard]] std::string_view name_of(SkipCause cause) noexcept;
+
 struct StepResult {
-  bool boundary = false;          ///< false: a micro-step that is not the last one; nothing below is set
-  bool committed = false;         ///< parameters were updated
-  std::string reason{};           ///< the reason if not
+  bool boundary = false;   ///< false: a micro-step that is not the last one; nothing below is set
+  bool committed = false;  ///< parameters were updated
+  std::string reason{};    ///< the reason if not
+  SkipCause cause = SkipCause::kNone;
   std::int64_t step = 0;          ///< committed steps so far
   std::int64_t batches = 0;       ///< micro-batches of all ranks in the mean of the gradient: fewer than ranks x
                                   ///< micro-steps if ranks had no batch

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -26,13 +27,21 @@ struct GroupHyper {
   bool operator==(const GroupHyper&) const = default;
 };
 
-/// An optimizer declares at most this many states: the engine collects their pointers for each block without
-/// allocating.
-inline constexpr std::size_t kMaxOptimizerStates = 4;
+/// How many entries a state has. A row or tensor that lies on several ranks has an entry on each of them, of what that
+/// rank has.
+enum class StateShape : std::uint8_t {
+  kElement,  ///< one for each element of a parameter
+  kRow,      ///< one for each index of a parameter's first dimension; one for a vector or scalar
+  kTensor,   ///< one for each parameter
+  kRank,     ///< one for each element, and every rank has its own of all elements: error feedback
+};
 
-/// A state that the optimizer keeps per parameter element, in the accumulation dtype, initially zero.
+/// A state that the optimizer keeps. The engine allocates it, and hands it out with each block.
 struct StateDeclaration {
-  std::string name;
+  std::string name{};
+  StateShape shape = StateShape::kElement;
+  std::optional<DType> dtype{};  ///< none: the accumulation dtype of the parameter
+  double initial = 0.0;          ///< of every entry
 };
 
 /// A range of n elements of the accumulation dtype. Blocks do not overlap. The caller owns all memory.
@@ -40,8 +49,10 @@ struct StepBlock {
   std::byte* param = nullptr;  ///< [n] of `dtype`; with `low` [n] BFloat16
   std::int16_t* low =
       nullptr;  ///< [n] or null: lower halves of the masters of bf16 parameters, [Note: Masters in two halves]
-  std::span<std::byte* const> states{};  ///< one [n] pointer per declared state, in order of declaration
-  const std::byte* grad = nullptr;       ///< [n] sums over ranks and micro-steps, not scaled
+  /// One pointer per declared state, in order of declaration: to [n] entries, or where the shape is kRow or kTensor to
+  /// one. A block lies in one row or tensor then.
+  std::span<std::byte* const> states{};
+  const std::byte* grad = nullptr;  ///< [n] sums over ranks and micro-steps, not scaled
   std::int64_t n = 0;
   DType dtype = DType::kFloat32;  ///< fp32 or fp64
   double factor = 1.0;            ///< turns the sum into the gradient: averaging, clipping, grad_factor
@@ -72,14 +83,14 @@ class Optimizer {
   virtual ~Optimizer() = default;
 
   [[nodiscard]] virtual std::string_view name() const = 0;
-  /// The same for the life of the optimizer; at most kMaxOptimizerStates.
+  /// The same for the life of the optimizer; any number, with different names.
   [[nodiscard]] virtual std::vector<StateDeclaration> states() const = 0;
   /// Updates one block in place, on the calling thread. Any split of a parameter into blocks gives the same bits.
   virtual void step(const StepBlock& block, kernels::Isa isa) const = 0;
 };
 
 /// `type`: "AdamW", "Adam" or "SGD". `momentum`: SGD keeps a momentum buffer. For another type make_optimizer() throws
-/// kConfig with all names, and kUsage for an optimizer of too many states.
+/// kConfig with all names, and kUsage for an optimizer with two states of one name.
 struct OptimizerOptions {
   std::string type = "AdamW";
   bool momentum = false;

@@ -4,8 +4,10 @@
 #include <zeroth/device/memory.h>
 #include <zeroth/zero/model_layout.h>
 #include <zeroth/zero/plan.h>
+#include <zeroth/zero/state_table.h>
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -18,6 +20,10 @@ namespace zeroth {
 ///   buckets     bP, or ring and single units' slots if gradients are Flat
 ///   reduced     aP/min(g, o), or aP/g if gradients are Replicate, of the flats not in sums_in_buckets()
 ///   gathered    0, or ring and single units' slots if parameters are Flat             control    signals
+/// The first four lines are sums over state_table(), whose rows are whole 64 bytes.
+[[nodiscard]] MemorySnapshot plan_memory(const ModelLayout& model, const ShardingPlan& plan, int rank,
+                                         std::span<const StateDeclaration> states, int micro_steps);
+/// The same for element_states(`optimizer_states`).
 [[nodiscard]] MemorySnapshot plan_memory(const ModelLayout& model, const ShardingPlan& plan, int rank,
                                          int optimizer_states, int micro_steps);
 

@@ -297,7 +297,7 @@ TEST(ParameterStore, TagsDependOnEverythingThatALayoutHolds) {
       const ModelLayout model = make_model_layout(params, {{.name = unit, .params = all}}, 1);
       const ShardingPlan plan = make_plan();
       const auto device = make_cpu_device();
-      ModelMemory memory(model, plan, 2, 1, *device, *backend);
+      ModelMemory memory(model, plan, element_states(2), 1, *device, *backend);
       ThreadPool pool(1);
       Bound bound;
       const ParameterStore store(model, plan, memory, *backend, *device, device->make_stream("gather"),

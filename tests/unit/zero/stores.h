@@ -85,7 +85,7 @@ struct Stores {
       : backend(std::move(group)),
         plan(std::move(chosen)),
         model(std::move(layout)),
-        memory(model, plan, 2, micro_steps, *device, *backend),
+        memory(model, plan, element_states(2), micro_steps, *device, *backend),
         parameters(model, plan, memory, *backend, *device, device->make_stream("gather"), {&pool, kernels::best_isa()},
                    bound),
         gradients(model, plan, micro_steps, memory, *backend, device->make_stream("reduce"),

@@ -1,0 +1,85 @@
+// StateTable: the memory of a plan on one rank that persists from step to step, one row a piece.
+//
+//   parameter  flat 0  [0, 4096)     float32   degree 4   shared
+//   exp_avg    flat 0  [0, 4096)     float32   degree 4
+//   sums       flat 0  [0, 4096)     float32   degree 4
+//
+// Whoever plans, allocates, reports or saves states goes through the rows: a new state is a new row, or a declaration
+// of the optimizer. Not in the table: what lives shorter than a step (gathered parameters, buckets) and the words by
+// which ranks talk.
+#pragma once
+
+#include <zeroth/base/dtype.h>
+#include <zeroth/device/memory.h>
+#include <zeroth/optim/optimizer.h>
+#include <zeroth/zero/model_layout.h>
+#include <zeroth/zero/plan.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace zeroth {
+
+enum class StateKind : std::uint8_t {
+  kParameter,  ///< at rest, in the dtype of computation
+  kMaster,     ///< what a 16-bit parameter lacks of its float32 value, see master_of()
+  kOptimizer,  ///< declared by the optimizer
+  kSums,       ///< reduced gradients that have memory of their own, outside of buckets
+};
+
+/// Where a state lives between its uses. Host memory is all there is so far.
+enum class Residency : std::uint8_t { kHost };
+
+/// How float32 values of trained 16-bit parameters are kept. The one place that decides it.
+enum class Master : std::uint8_t {
+  kNone,       ///< the parameter is its own master
+  kLowerHalf,  ///< bfloat16: 16 bits beside the parameter, [Note: Masters in two halves]
+  kWhole,      ///< float16: a float32 value, of which the parameter is a rounding and no half
+};
+[[nodiscard]] constexpr Master master_of(DType parameter) noexcept {
+  if (parameter == DType::kBFloat16) return Master::kLowerHalf;
+  return parameter == DType::kFloat16 ? Master::kWhole : Master::kNone;
+}
+
+struct StateRow {
+  StateKind kind = StateKind::kParameter;
+  int which = 0;       ///< number of the optimizer's state
+  std::string name{};  ///< "parameter", "master", "sums", or as the optimizer declares it
+  int flat = 0;
+  int unit = 0;
+  Range range{};   ///< elements of the flat that this rank has the state of
+  int degree = 1;  ///< over how many ranks the state is split; 1: every rank has all of it
+  StateShape shape = StateShape::kElement;
+  std::int64_t entries = 0;  ///< of `dtype`; range.size() where the shape is kElement
+  DType dtype = DType::kFloat32;
+  double initial = 0.0;  ///< of every entry; parameters come from the model
+  Residency residency = Residency::kHost;
+  bool shared = false;  ///< other ranks read it: it lies in the arena that they attach
+
+  [[nodiscard]] Placement placement() const { return degree == 1 ? Placement::kReplicate : Placement::kFlat; }
+  /// Rounded up to kSegmentAlignBytes.
+  [[nodiscard]] std::size_t bytes() const;
+  /// As which memory it is counted.
+  [[nodiscard]] MemoryState memory() const;
+};
+
+/// Rows of `rank`: for each flat parameter, master, the optimizer's states in their order, sums; those that are empty
+/// for this plan are left out. Every rank can compute the rows of all ranks.
+[[nodiscard]] std::vector<StateRow> state_table(const ModelLayout& model, const ShardingPlan& plan, int rank,
+                                                std::span<const StateDeclaration> states, int micro_steps);
+
+/// Elements of a row of a parameter (StateShape::kRow): all of its elements, if it has fewer than two dimensions.
+[[nodiscard]] std::int64_t row_length(const ParamSpec& param);
+
+/// Position of the entry of a flat's element among the row's entries. `element` must be inside a segment and the
+/// range.
+[[nodiscard]] std::int64_t entry_of(const ModelLayout& model, const StateRow& row, std::int64_t element);
+
+/// As many states of one accumulation value an element as Adam (2) or SGD with momentum (1) has, for plans that know
+/// no optimizer.
+[[nodiscard]] std::vector<StateDeclaration> element_states(int count);
+
+}  // namespace zeroth

@@ -1,0 +1,136 @@
+#include <zeroth/zero/memory_plan.h>
+#include <zeroth/zero/state_table.h>
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <utility>
+
+namespace zeroth {
+namespace {
+
+/// Entries of a segment's elements `part`, in the flat's coordinates, where each has `length` elements; a rank that has
+/// some of an entry's elements has the entry.
+std::int64_t entries_in(const Segment& segment, const Range& part, std::int64_t length) {
+  if (part.size() == 0) return 0;
+  return (part.end - 1 - segment.offset) / length - (part.begin - segment.offset) / length + 1;
+}
+
+std::int64_t length_of_entry(const ModelLayout& model, const Segment& segment, StateShape shape) {
+  return shape == StateShape::kTensor ? segment.numel
+                                      : row_length(model.params[static_cast<std::size_t>(segment.param)]);
+}
+
+bool is_of_elements(StateShape shape) {
+  return shape == StateShape::kElement || shape == StateShape::kRank;
+}
+
+std::int64_t entries_of(const ModelLayout& model, const FlatLayout& flat, const Range& range, StateShape shape) {
+  if (is_of_elements(shape)) return range.size();
+  std::int64_t entries = 0;
+  for (const Segment& segment : flat.segments) {
+    if (segment.numel == 0) continue;
+    entries += entries_in(segment, intersect(segment.range(), range), length_of_entry(model, segment, shape));
+  }
+  return entries;
+}
+
+}  // namespace
+
+std::int64_t row_length(const ParamSpec& param) {
+  if (param.shape.size() < 2) return std::max<std::int64_t>(param.numel(), 1);
+  return std::accumulate(param.shape.begin() + 1, param.shape.end(), std::int64_t{1}, std::multiplies<>());
+}
+
+std::size_t StateRow::bytes() const {
+  const std::size_t exact = array_bytes(entries, dtype);
+  return (exact + kSegmentAlignBytes - 1) / kSegmentAlignBytes * kSegmentAlignBytes;
+}
+
+MemoryState StateRow::memory() const {
+  switch (kind) {
+    case StateKind::kParameter:
+      return MemoryState::kParameter;
+    case StateKind::kMaster:
+      return MemoryState::kMaster;
+    case StateKind::kOptimizer:
+      return MemoryState::kOptimizer;
+    case StateKind::kSums:
+      return MemoryState::kReduced;
+  }
+  return MemoryState::kOther;
+}
+
+std::vector<StateRow> state_table(const ModelLayout& model, const ShardingPlan& plan, int rank,
+                                  std::span<const StateDeclaration> states, int micro_steps) {
+  const Degrees degrees = plan.degrees(model.world);
+  const std::vector<bool> in_buckets = sums_in_buckets(model, plan, micro_steps);
+  std::vector<StateRow> rows;
+  for (std::size_t index = 0; index < model.flats.size(); ++index) {
+    const FlatLayout& flat = model.flats[index];
+    const auto add = [&](StateRow row) {
+      row.flat = static_cast<int>(index);
+      row.unit = flat.unit;
+      row.entries = entries_of(model, flat, row.range, row.shape);
+      rows.push_back(std::move(row));
+    };
+    add({.kind = StateKind::kParameter,
+         .name = "parameter",
+         .range = flat.part(rank, degrees.parameter),
+         .degree = degrees.parameter,
+         .dtype = flat.dtype,
+         .shared = plan.shares_parameters()});
+    if (!flat.trainable) continue;
+    const Range updated = flat.part(rank, degrees.optimizer);
+    if (const Master master = master_of(flat.dtype); master != Master::kNone) {
+      add({.kind = StateKind::kMaster,
+           .name = "master",
+           .range = updated,
+           .degree = degrees.optimizer,
+           .dtype = master == Master::kWhole ? flat.accumulation() : flat.dtype});
+    }
+    for (std::size_t which = 0; which < states.size(); ++which) {
+      const StateDeclaration& state = states[which];
+      const bool own = state.shape == StateShape::kRank;
+      add({.kind = StateKind::kOptimizer,
+           .which = static_cast<int>(which),
+           .name = state.name,
+           .range = own ? Range{0, flat.length} : updated,
+           .degree = own ? 1 : degrees.optimizer,
+           .shape = state.shape,
+           .dtype = state.dtype.value_or(flat.accumulation()),
+           .initial = state.initial});
+    }
+    if (in_buckets[index]) continue;
+    add({.kind = StateKind::kSums,
+         .name = "sums",
+         .range = sums_range(model, plan, static_cast<int>(index), rank),
+         .degree = plan.gathers_into_buckets() ? degrees.gradient : std::min(degrees.gradient, degrees.sums),
+         .dtype = flat.accumulation(),
+         .shared = plan.shares_sums(model.world)});
+  }
+  return rows;
+}
+
+std::int64_t entry_of(const ModelLayout& model, const StateRow& row, std::int64_t element) {
+  if (is_of_elements(row.shape)) return element - row.range.begin;
+  std::int64_t before = 0;
+  for (const Segment& segment : model.flat(row.flat).segments) {
+    if (segment.numel == 0) continue;
+    const std::int64_t length = length_of_entry(model, segment, row.shape);
+    const Range part = intersect(segment.range(), row.range);
+    if (part.size() > 0 && element < segment.range().end) {
+      return before + (element - segment.offset) / length - (part.begin - segment.offset) / length;
+    }
+    before += entries_in(segment, part, length);
+  }
+  return before;
+}
+
+std::vector<StateDeclaration> element_states(int count) {
+  std::vector<StateDeclaration> states;
+  for (int state = 0; state < count; ++state) states.push_back({.name = "state" + std::to_string(state)});
+  return states;
+}
+
+}  // namespace zeroth
