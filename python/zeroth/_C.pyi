@@ -152,7 +152,7 @@ class StepResult:
     def reason(self) -> str: ...
     @property
     def cause(self) -> str:
-        """"" for a committed step, "failed backward", "non-finite", or "overflow": non-finite under a loss scale."""
+        """ "" for a committed step, "failed backward", "non-finite", or "overflow": non-finite under a loss scale."""
     @property
     def step(self) -> int: ...
     @property
