@@ -389,8 +389,7 @@ const char* name_of(Next next) {
     case Next::kEnd:
       return "end";
     case Next::kStep:
-    case Next::kShareBuffers:
-      break;  // which the base makes by itself
+      break;
   }
   return "step";
 }

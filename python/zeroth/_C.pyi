@@ -108,6 +108,109 @@ class World:
     def backend(self) -> str: ...
     @property
     def origin(self) -> str: ...
+    def mesh(self, axes: dict[str, int]) -> Mesh:
+        """Groups of ranks by named axes, from outer to inner: {"dp": 2, "tp": 2} has ranks 0 and 1 side by side along "tp". Collective,
+        blocks. Timeouts and nodes are those of the first engine of this world; without one they are the defaults, and hold for later
+        engines. Raises Error CONFIG if the sizes do not multiply to the world's, and MISMATCH if ranks give different axes."""
+
+class Mesh:
+    """The ranks of a world as a grid, with a group for each axis."""
+
+    def axis(self, name: str) -> Communicator:
+        """The ranks that differ from this one along one axis only. Raises Error USAGE with the names of all axes."""
+    def axes(self, names: Sequence[str]) -> Communicator:
+        """The ranks that differ from this one along these axes only, in the order of the world. The first call with a list is collective
+        over the world and blocks."""
+    @property
+    def world(self) -> Communicator:
+        """All ranks."""
+    def size(self, axis: str) -> int: ...
+    def coordinate(self, axis: str) -> int:
+        """Of this rank, from 0."""
+    @property
+    def sizes(self) -> dict[str, int]: ...
+
+class Communicator:
+    """A group of ranks and its calls. All ranks of the group make the same calls in the same order, with the same dtype, counts, op, root
+    and tag; otherwise all of them get Error MISMATCH with both sides. Calls block, without the GIL, until this rank has its result.
+
+    Tensors are dense, contiguous, on the CPU, of float64, float32, bfloat16, float16, int64, int32 or uint8 (no sums of uint8), and do not
+    require grad, or the call is under torch.no_grad(): no gradient flows through it. Rows are along dimension 0. `counts`: rows of each
+    rank; without it all parts are equal. `out`: where the result goes, of so many elements; without it a new tensor is made. Sums are in
+    rank order, inside nodes first, in float32 for 16-bit values."""
+
+    @property
+    def rank(self) -> int:
+        """Of this process in the group."""
+    @property
+    def size(self) -> int: ...
+    @property
+    def name(self) -> str:
+        """ "world/mesh0/tp", as in errors."""
+    def all_reduce(
+        self, tensor: torch.Tensor, op: str = "sum", *, out: torch.Tensor | None = None, tag: int = 0
+    ) -> torch.Tensor:
+        """Sum, "min" or "max" over the ranks, in place if there is no `out`."""
+    def all_gather(
+        self,
+        tensor: torch.Tensor,
+        *,
+        counts: Sequence[int] | None = None,
+        out: torch.Tensor | None = None,
+        tag: int = 0,
+    ) -> torch.Tensor:
+        """The rows of all ranks, in rank order."""
+    def reduce_scatter(
+        self,
+        tensor: torch.Tensor,
+        op: str = "sum",
+        *,
+        counts: Sequence[int] | None = None,
+        out: torch.Tensor | None = None,
+        tag: int = 0,
+    ) -> torch.Tensor:
+        """This rank's rows of the sum, minimum or maximum."""
+    def broadcast(self, tensor: torch.Tensor, root: int, *, tag: int = 0) -> torch.Tensor:
+        """The root's tensor, in place."""
+    def gather(
+        self,
+        tensor: torch.Tensor,
+        root: int,
+        *,
+        counts: Sequence[int] | None = None,
+        out: torch.Tensor | None = None,
+        tag: int = 0,
+    ) -> torch.Tensor | None:
+        """The rows of all ranks at the root; None elsewhere."""
+    def scatter(
+        self,
+        out: torch.Tensor,
+        root: int,
+        tensor: torch.Tensor | None = None,
+        *,
+        counts: Sequence[int] | None = None,
+        tag: int = 0,
+    ) -> torch.Tensor:
+        """This rank's rows of the root's tensor, in `out`."""
+    def all_to_all(
+        self,
+        tensor: torch.Tensor,
+        *,
+        counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
+        out: torch.Tensor | None = None,
+        tag: int = 0,
+    ) -> torch.Tensor:
+        """Part r of the rows goes to rank r, part r of the result comes from rank r. `counts`: rows for each rank, `recv_counts`: rows
+        from each."""
+    def send(self, tensor: torch.Tensor, to: int, *, tag: int = 0) -> None:
+        """To one rank, which receives it. May wait for that."""
+    def recv(self, tensor: torch.Tensor, source: int, *, tag: int = 0) -> torch.Tensor:
+        """From one rank, in place."""
+    def send_recv(self, tensor: torch.Tensor, to: int, out: torch.Tensor, source: int, *, tag: int = 0) -> torch.Tensor:
+        """Sends `tensor` and receives `out` at once, so that ranks can send to each other."""
+    def barrier(self, name: str = "", *, tag: int = 0) -> None:
+        """Waits for all ranks. Ranks compare the name."""
 
 class FirstOffender:
     """Where the first non-finite gradient of a step came from."""

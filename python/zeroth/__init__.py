@@ -10,7 +10,18 @@ Start the ranks with `zeroth-run -n N train.py`, torchrun, mpirun or srun; a bar
 """
 
 from zeroth import _preflight as _preflight  # first: it imports torch, and says so if it is another one
-from zeroth._C import ConfigError, Error, FirstOffender, MemoryReport, StepResult, StepTimes, World, make_error
+from zeroth._C import (
+    Communicator,
+    ConfigError,
+    Error,
+    FirstOffender,
+    MemoryReport,
+    Mesh,
+    StepResult,
+    StepTimes,
+    World,
+    make_error,
+)
 from zeroth._config import Config, ConfigOverride
 from zeroth._engine import Engine, initialize
 from zeroth._units import Unit, units
@@ -22,6 +33,7 @@ EXIT_PREEMPTED = 75
 
 __all__ = [
     "EXIT_PREEMPTED",
+    "Communicator",
     "Config",
     "ConfigError",
     "ConfigOverride",
@@ -29,6 +41,7 @@ __all__ = [
     "Error",
     "FirstOffender",
     "MemoryReport",
+    "Mesh",
     "StepResult",
     "StepTimes",
     "Unit",

@@ -7,9 +7,15 @@
 #include <utility>
 
 namespace zeroth {
-namespace {
 
-void check_spec(const MeshSpec& spec, int world_size) {
+std::string describe(const MeshSpec& spec) {
+  std::string text;
+  for (const MeshAxis& axis : spec.axes)
+    text += (text.empty() ? "" : " ") + axis.name + "=" + std::to_string(axis.size);
+  return text;
+}
+
+void validate(const MeshSpec& spec, int world_size) {
   std::int64_t product = 1;
   std::set<std::string> names;
   for (const MeshAxis& axis : spec.axes) {
@@ -24,14 +30,14 @@ void check_spec(const MeshSpec& spec, int world_size) {
   ZR_CHECK(!spec.axes.empty() && product == world_size, ErrorCode::kConfig,
            "the axes of the mesh do not multiply to the world size",
            {.where = "comm.mesh",
+            .which = describe(spec),
             .expected = std::to_string(world_size),
             .got = product > world_size ? "more than that" : std::to_string(product)});
 }
 
-}  // namespace
-
 Mesh::Mesh(std::shared_ptr<CommBackend> world, MeshSpec spec) : world_(std::move(world)), spec_(std::move(spec)) {
-  check_spec(spec_, world_->size());
+  validate(spec_, world_->size());
+  Communicator(world_).barrier("mesh " + describe(spec_));  // ranks compare the name
   coordinates_.resize(spec_.axes.size());
   int rest = world_->rank();
   for (std::size_t axis = spec_.axes.size(); axis-- > 0;) {

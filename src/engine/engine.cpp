@@ -1,6 +1,8 @@
 #include "base/planted.h"
 #include "engine/commit_vote.h"
 #include "engine/initial_values.h"
+#include "engine/operation_table.h"
+#include "engine/own_operations.h"
 #include "engine/phase_clock.h"
 #include "engine/startup_check.h"
 #include "engine/step_outcome.h"
@@ -19,6 +21,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 namespace zeroth {
@@ -34,26 +37,6 @@ std::int64_t digest_of(const std::vector<GroupHyper>& groups) {
   }
   return static_cast<std::int64_t>(
       digest64({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(double)}) >> 1U);
-}
-
-NextCall call_of(SyncPoint what) {
-  switch (what) {
-    case SyncPoint::kAverage:
-      return NextCall::kAverage;
-    case SyncPoint::kBarrier:
-      return NextCall::kBarrier;
-    case SyncPoint::kBuffers:
-      return NextCall::kBuffers;
-    case SyncPoint::kExport:
-      return NextCall::kExport;
-    case SyncPoint::kClose:
-      return NextCall::kClose;
-    case SyncPoint::kStep:
-      return NextCall::kStep;
-    case SyncPoint::kRound:
-      break;
-  }
-  return NextCall::kListen;
 }
 
 }  // namespace
@@ -98,7 +81,10 @@ Engine::Engine(std::vector<ParamSpec> params, std::vector<UnitSpec> units, Engin
 
 void Engine::build_stores() {
   CommBackend& backend = communicator_.backend();
-  backend.set_tag_names(tag_names(layout_));
+  operations_ = std::make_unique<OperationTable>();
+  own_ = std::make_unique<OwnOperations>(*this);
+  const OperationNames names = [this](OperationId id) { return operations_->name(id); };
+  backend.set_tag_names(tag_names(layout_, names));
   const std::vector<StateDeclaration> states = optimizer_->states();
   const KernelContext kernels{pool_.get(), kernels::best_isa()};
   memory_ = std::make_unique<ModelMemory>(layout_, settings_.plan, states, settings_.micro_steps, device_, backend);
@@ -108,15 +94,18 @@ void Engine::build_stores() {
   gradients_ = std::make_unique<GradientStore>(layout_, settings_.plan, settings_.micro_steps, *memory_, backend,
                                                reduce_stream, kernels, device_.ledger());
   updater_ = std::make_unique<Updater>(layout_, *optimizer_, *memory_, backend, kernels);
-  uneven_join_ = std::make_unique<UnevenJoin>(communicator_, layout_, [this] { gradients_->sync(SyncPoint::kRound); });
-  parameters_->set_before_gather([this](int unit) { uneven_join_->announce(NextCall::kGather, unit); });
+  gradients_->set_operations(own_->step, names);
+  uneven_join_ = std::make_unique<UnevenJoin>(communicator_, layout_, *operations_,
+                                              UnevenJoin::BatchCalls{own_->batch, own_->no_batch},
+                                              [this] { gradients_->sync(own_->batch); });
+  parameters_->set_before_gather([this](int unit) { uneven_join_->announce(own_->gather, unit); });
   if (gradients_->reads_peers()) {
     // [Note: Matched gathers beside pulls] Where gathers are matched and reductions are not, a rank that blocks for
     // one of them must not owe the others its part in the other. One thread may serve both streams.
     parameters_->set_before_blocking([reduce_stream] { reduce_stream.synchronize(); });
     gradients_->set_before_wait([this] { parameters_->settle_gathers(); });
   }
-  gradients_->set_before_reduce([this](int flat) { uneven_join_->announce(NextCall::kReduce, flat); });
+  gradients_->set_before_reduce([this](int flat) { uneven_join_->announce(own_->reduce, flat); });
   uses_ = std::make_unique<UnitUses>(layout_, settings_.plan, *parameters_);
   trained_ = uses_->expected();
 }
@@ -168,7 +157,7 @@ void Engine::drop_forward(const Invocation& use) noexcept {
 }
 
 void Engine::pre_backward(int unit) {
-  uneven_join_->announce_backward();
+  uneven_join_->announce_backward(own_->backward);
   enter(Phase::kBackward, unit);
   uses_->pre_backward(unit);
 }
@@ -181,7 +170,7 @@ void Engine::grad_ready(int param, ConstTensorView grad) {
   ZR_CHECK(layout_.params[static_cast<std::size_t>(param)].trainable, ErrorCode::kUsage,
            "a gradient of a parameter that never trains",
            {.where = "engine.backward", .which = layout_.params[static_cast<std::size_t>(param)].name});
-  uneven_join_->announce_backward();
+  uneven_join_->announce_backward(own_->backward);
   gradients_->add(param, grad);
   uses_->count_gradient(param);
   const int unit = layout_.places[static_cast<std::size_t>(param)].unit;
@@ -206,7 +195,7 @@ bool Engine::gradients_complete(int unit) const {
 
 void Engine::end_backward() {
   enter(Phase::kAfterBackward);
-  uneven_join_->announce_backward();
+  uneven_join_->announce_backward(own_->backward);
   gradients_->close_backward();
   had_backward_ = true;
   ++backwards_;
@@ -233,7 +222,7 @@ StepResult Engine::step() {
        .hint = "set requires_grad on what should be trained, or name it in a parameter group, before the engine is "
                "built"});
   enter(Phase::kStep);
-  uneven_join_->announce(NextCall::kStep);
+  uneven_join_->announce(own_->step);
   uneven_join_->forget_backward();
   // Where the others wait for this rank, they hear of it from the commit vote.
   const bool votes = world() > 1 && micro_step_ + 1 == settings_.micro_steps;
@@ -295,7 +284,7 @@ void Engine::discard_gradients() {
        .hint =
            "gradients that another loss leaves here do not arise while these parameters have requires_grad_(False)"});
   const CommitVote vote = together([&] {
-    uneven_join_->announce(NextCall::kDiscard);
+    uneven_join_->announce(own_->discard);
     return cast_vote(/*idle=*/false, /*discards=*/true);
   });
   had_backward_ = false;
@@ -366,25 +355,29 @@ std::vector<double> Engine::learning_rates() const {
   return rates;
 }
 
-void Engine::sync(SyncPoint what, std::string_view name) {
+OperationId Engine::add_operation(Operation row) {
+  return operations_->add(std::move(row));
+}
+
+void Engine::sync(OperationId what, std::string_view name) {
   const std::uint64_t before = activity_ ? activity_->entered() : 0;
   enter(Phase::kSyncPoint);
   // The names of those that have a batch are in what they announce.
   const bool all = uneven_join_->num_out() == 0;
-  uneven_join_->announce(call_of(what), name.empty() ? -1 : static_cast<int>(digest64(name) >> 33U));
+  uneven_join_->announce(what, name.empty() ? -1 : static_cast<int>(digest64(name) >> 33U));
   gradients_->sync(what, all ? name : std::string_view());
   if (activity_) activity_->resume(before);
 }
 
 // One-sided sync points know what kind of call it is, and no more: names are compared by a matched one.
-void Engine::compare_names(SyncPoint what, std::string_view name) {
+void Engine::compare_names(OperationId what, std::string_view name) {
   if (world() > 1 && communicator_.backend().capabilities().one_sided) communicator_.barrier(name, tag_of(what));
 }
 
 double Engine::sum_over_ranks(double value, std::string_view name) {
   together([&] {
-    sync(SyncPoint::kAverage, name);
-    if (!name.empty() && uneven_join_->num_out() == 0) compare_names(SyncPoint::kAverage, name);
+    sync(own_->average, name);
+    if (!name.empty() && uneven_join_->num_out() == 0) compare_names(own_->average, name);
     communicator_.all_reduce(std::span(&value, 1));
   });
   return value;
@@ -396,8 +389,8 @@ double Engine::average(double value, std::string_view name) {
 
 void Engine::barrier(std::string_view name) {
   together([&] {
-    sync(SyncPoint::kBarrier, name);
-    compare_names(SyncPoint::kBarrier, uneven_join_->num_out() == 0 ? name : std::string_view());
+    sync(own_->barrier, name);
+    compare_names(own_->barrier, uneven_join_->num_out() == 0 ? name : std::string_view());
   });
 }
 
@@ -405,7 +398,7 @@ void Engine::begin_epoch() {
   if (world() == 1) return;
   uneven_join_->forget_backward();
   if (uneven_join_->num_out() == 0) return;
-  together([&] { uneven_join_->announce(NextCall::kEpoch); });
+  together([&] { uneven_join_->announce(own_->epoch); });
   end_uneven_join();
 }
 
@@ -416,15 +409,7 @@ void Engine::end_uneven_join() {
 
 bool Engine::next_batch(bool has_batch, const JoinedCalls& calls) {
   Next next = begin_batch(has_batch);
-  for (; next == Next::kStep || next == Next::kShareBuffers; next = join()) {
-    if (next == Next::kStep) {
-      calls.step ? calls.step() : static_cast<void>(step());
-    } else {
-      ZR_CHECK(static_cast<bool>(calls.share_buffers), ErrorCode::kInternal,
-               "nobody shares buffers on a rank without a batch", {.where = "engine.next_batch"});
-      calls.share_buffers();
-    }
-  }
+  for (; next == Next::kStep; next = join()) calls.step ? calls.step() : static_cast<void>(step());
   return next == Next::kBatch;
 }
 
@@ -455,48 +440,10 @@ Next Engine::follow() {
   uses_->release_kept();
   parameters_->quiesce();
   while (true) {
-    const Announcement next = uneven_join_->listen();
-    switch (next.call) {
-      case NextCall::kNoBatch:
-      case NextCall::kEpoch:
-        end_uneven_join();
-        enter(Phase::kBetweenSteps);
-        return Next::kEnd;
-      case NextCall::kStep:
-        if (!gradients_->reads_peers()) gradients_->close_backward();
-        uneven_join_->count_joined();
-        had_backward_ = true;
-        return Next::kStep;
-      case NextCall::kBuffers:
-        return Next::kShareBuffers;
-      default:
-        take_part(next.call, next.what);
-    }
-  }
-}
-
-void Engine::take_part(NextCall call, int what) {
-  switch (call) {
-    case NextCall::kBatch:
-      return parameters_->forget_order();
-    case NextCall::kGather:
-      return parameters_->take_part(what);
-    case NextCall::kReduce:
-      return gradients_->take_part(what);
-    case NextCall::kBackward:
-      // One-sided: nobody has to wait for gradients of this rank. Else its part in each reduction is yet to come.
-      if (gradients_->reads_peers()) gradients_->close_backward();
-      return;
-    case NextCall::kDiscard:
-      had_backward_ = true;
-      return discard_gradients();
-    case NextCall::kAverage:
-      (void)sum_over_ranks(0.0);
-      return;
-    case NextCall::kBarrier:
-      return barrier();
-    default:
-      return uneven_join_->require_joinable(call);
+    const std::optional<Announcement> said = uneven_join_->listen();
+    if (!said) continue;
+    uneven_join_->require_joinable(said->call);
+    if (const std::optional<Next> next = operations_->find(said->call)->join(said->subject)) return *next;
   }
 }
 

@@ -5,47 +5,42 @@
 // listen, and make that call with nothing of their own. As Horovod's join (docs/papers.md), for sharded parameters.
 #pragma once
 
+#include "engine/operation_table.h"
+
 #include <zeroth/comm/communicator.h>
 #include <zeroth/zero/model_layout.h>
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace zeroth {
 
-/// What a rank says comes next. Those from kEpoch on: what all do next.
-enum class NextCall : std::uint8_t {
-  kListen,
-  kBatch,
-  kNoBatch,
-  kEpoch,
-  kGather,
-  kReduce,
-  kBackward,
-  kStep,
-  kDiscard,
-  kAverage,
-  kBarrier,
-  kBuffers,
-  kExport,
-  kClose
-};
-
+/// What a rank says comes next.
 struct Announcement {
-  NextCall call = NextCall::kListen;
-  int what = -1;  ///< unit of kGather, flat of kReduce, digest of a barrier's name
+  OperationId call{};
+  int subject = -1;  ///< see Operation::Subject
   [[nodiscard]] bool operator==(const Announcement&) const = default;
 };
 
 class UnevenJoin {
  public:
-  /// `sync` comes before each round: see Engine::sync(). Both outlive this.
-  UnevenJoin(const Communicator& communicator, const ModelLayout& model, std::function<void()> sync)
+  /// What ranks say before each batch: that they have one, or none.
+  struct BatchCalls {
+    OperationId batch{};
+    OperationId no_batch{};
+  };
+
+  /// `sync` comes before each round: see Engine::sync(). All references outlive this.
+  UnevenJoin(const Communicator& communicator, const ModelLayout& model, const OperationTable& operations,
+             BatchCalls calls, std::function<void()> sync)
       : communicator_(communicator),
         model_(model),
+        operations_(operations),
+        calls_(calls),
         sync_(std::move(sync)),
         out_(static_cast<std::size_t>(communicator.size()), 0) {}
 
@@ -59,16 +54,16 @@ class UnevenJoin {
   /// What this rank does next. Where it has a batch and some have none, they hear it: collective, blocks. Throws
   /// kMismatch where ranks with a batch do not say the same, and kUsage for what a rank without one cannot take part
   /// in.
-  void announce(NextCall call, int what = -1);
+  void announce(OperationId call, int subject = -1);
   /// Once a batch.
-  void announce_backward();
+  void announce_backward(OperationId backward);
   /// Another batch, or step, begins.
   void forget_backward() { backward_announced_ = false; }
   /// Throws kUsage for what a rank without a batch cannot take part in.
-  void require_joinable(NextCall call) const;
-  /// On a rank that is out: what the others say. After kBatch and kNoBatch, which stand for some and for none have one,
-  /// out() is anew.
-  [[nodiscard]] Announcement listen();
+  void require_joinable(OperationId call) const;
+  /// On a rank that is out: what the others say; none if all listen. After the calls before a batch, which stand for
+  /// some and for none have one, out() is anew.
+  [[nodiscard]] std::optional<Announcement> listen();
   /// Nobody is out any more: an epoch is over, or given up.
   void end();
 
@@ -78,11 +73,17 @@ class UnevenJoin {
   [[nodiscard]] int take_joined() { return std::exchange(joined_, 0); }
 
  private:
-  [[nodiscard]] Announcement hold(Announcement own);
+  /// `own`: none on a rank that listens.
+  [[nodiscard]] std::optional<Announcement> hold(std::optional<Announcement> own);
+  [[nodiscard]] bool between_batches(Announcement said) const {
+    return said.call == calls_.batch || said.call == calls_.no_batch;
+  }
   [[nodiscard]] std::string describe(Announcement said) const;
 
   const Communicator& communicator_;
   const ModelLayout& model_;
+  const OperationTable& operations_;
+  BatchCalls calls_;
   std::function<void()> sync_;
   std::vector<std::uint8_t> out_;
   int num_out_ = 0;

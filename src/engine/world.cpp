@@ -24,11 +24,7 @@ struct World::Connection {
   bool met_in_part = false;  ///< over a group of the user's, which keeps what was said in vain
   std::shared_ptr<ControlPlane> control;
   int groups = 0;
-  Milliseconds timeout{};
-  Milliseconds frozen_after{};
-  std::vector<int> nodes;
-  Reduction reduction = Reduction::kRankOrder;
-  bool check_calls = false;
+  CommOptions options{};  ///< of the first connect()
 };
 
 World::World() : connection_(std::make_shared<Connection>()) {
@@ -297,78 +293,89 @@ bool World::is_watched() const {
   return connection_->is_watched;
 }
 
-std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::shared_ptr<TrafficTable> table) const {
-  if (!connection_->base) {
-    CommOptions watched = options;
-    watched.activity = is_watched() ? activity() : nullptr;
-    watched.call_table = variable_or_empty("ZEROTH_CALL_TABLE");
-    activity()->set_first_timeout(options.first_timeout);
-    ZR_CHECK(!transport_ || options.reduction == Reduction::kRankOrder, ErrorCode::kConfig,
-             "this transport has no sums of its own",
-             {.where = "world",
-              .which = "zeroth.reduction",
-              .expected = "rank_order over " + backend_name_,
-              .got = std::string(name_of(options.reduction)),
-              .hint = "start the ranks with mpirun and set ZEROTH_BACKEND=mpi"});
-    ZR_CHECK(!connection_->met_in_part, ErrorCode::kAborted,
-             "the ranks of this group have begun to meet, and an error or an interrupt of this rank has ended that",
-             {.where = "world",
-              .who = "rank " + std::to_string(rank_) + "/" + std::to_string(size_),
-              .hint = "the group carries what was half said: start the job again, or make another group"});
-    connection_->met_in_part = transport_ != nullptr;
-    connection_->base = transport_ ? make_backend_over_hosts(transport_, watched)
-                                   : make_backend(backend_name_, {.rank = rank_,
-                                                                  .size = size_,
-                                                                  .job = job_,
-                                                                  .hub = hub_,
-                                                                  .options = watched,
-                                                                  .meeting_hint = meeting_hint_});
-    if (const std::string_view kind = connection_->base->kind(); transport_ && kind != transport_->kind()) {
-      Logger(rank_, size_).progress("ranks of a node share its memory: calls go over " + std::string(kind));
-    }
-    if (size_ > 1 && is_watched()) {
-      connection_->control = ControlPlane::join(
-          *connection_->base, activity(),
-          {.timeout = options.timeout,
-           .silent_after = options.frozen_after + std::max(options.frozen_after / 2, Milliseconds{2'000}),
-           .end_stuck_after = options.end_stuck_after,
-           .interface = variable_or_empty("ZEROTH_INTERFACE"),
-           .meeting_host = variable_or_empty("MASTER_ADDR"),
-           .trace_folder = variable_or_empty("ZEROTH_TRACE_DIR"),
-           .logger = Logger(rank_, size_)});
-    }
-    if (options.reduction == Reduction::kTransport) {
-      Logger(rank_, size_)
-          .progress("calls between ranks are those of " + std::string(connection_->base->kind()) +
-                    " (zeroth.reduction = transport), " +
-                    (options.check_calls ? "and compared (zeroth.check_calls)"
-                                         : "and not compared (zeroth.check_calls = false)"));
-    }
-    connection_->reduction = options.reduction;
-    connection_->check_calls = options.check_calls;
-    connection_->timeout = options.timeout;
-    connection_->frozen_after = options.frozen_after;
-    connection_->nodes = options.nodes;
+void World::connect_base(const CommOptions& options) const {
+  CommOptions watched = options;
+  watched.activity = is_watched() ? activity() : nullptr;
+  watched.call_table = variable_or_empty("ZEROTH_CALL_TABLE");
+  activity()->set_first_timeout(options.first_timeout);
+  ZR_CHECK(!transport_ || options.reduction == Reduction::kRankOrder, ErrorCode::kConfig,
+           "this transport has no sums of its own",
+           {.where = "world",
+            .which = "zeroth.reduction",
+            .expected = "rank_order over " + backend_name_,
+            .got = std::string(name_of(options.reduction)),
+            .hint = "start the ranks with mpirun and set ZEROTH_BACKEND=mpi"});
+  ZR_CHECK(!connection_->met_in_part, ErrorCode::kAborted,
+           "the ranks of this group have begun to meet, and an error or an interrupt of this rank has ended that",
+           {.where = "world",
+            .who = "rank " + std::to_string(rank_) + "/" + std::to_string(size_),
+            .hint = "the group carries what was half said: start the job again, or make another group"});
+  connection_->met_in_part = transport_ != nullptr;
+  connection_->base = transport_ ? make_backend_over_hosts(transport_, watched)
+                                 : make_backend(backend_name_, {.rank = rank_,
+                                                                .size = size_,
+                                                                .job = job_,
+                                                                .hub = hub_,
+                                                                .options = watched,
+                                                                .meeting_hint = meeting_hint_});
+  if (const std::string_view kind = connection_->base->kind(); transport_ && kind != transport_->kind()) {
+    Logger(rank_, size_).progress("ranks of a node share its memory: calls go over " + std::string(kind));
   }
-  ZR_CHECK(connection_->nodes == options.nodes, ErrorCode::kConfig,
+  if (size_ > 1 && is_watched()) {
+    connection_->control = ControlPlane::join(
+        *connection_->base, activity(),
+        {.timeout = options.timeout,
+         .silent_after = options.frozen_after + std::max(options.frozen_after / 2, Milliseconds{2'000}),
+         .end_stuck_after = options.end_stuck_after,
+         .interface = variable_or_empty("ZEROTH_INTERFACE"),
+         .meeting_host = variable_or_empty("MASTER_ADDR"),
+         .trace_folder = variable_or_empty("ZEROTH_TRACE_DIR"),
+         .logger = Logger(rank_, size_)});
+  }
+  if (options.reduction == Reduction::kTransport) {
+    Logger(rank_, size_)
+        .progress("calls between ranks are those of " + std::string(connection_->base->kind()) +
+                  " (zeroth.reduction = transport), " +
+                  (options.check_calls ? "and compared (zeroth.check_calls)"
+                                       : "and not compared (zeroth.check_calls = false)"));
+  }
+  connection_->options = options;
+  connection_->options.ledger = nullptr;  // of one engine
+}
+
+std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::shared_ptr<TrafficTable> table) const {
+  if (!connection_->base) connect_base(options);
+  ZR_CHECK(connection_->options.nodes == options.nodes, ErrorCode::kConfig,
            "the nodes of a process's ranks are those of its first engine",
            {.where = "world",
             .who = "rank " + std::to_string(rank_) + "/" + std::to_string(size_),
             .which = "zeroth.ranks_per_node",
             .hint = "give every engine of the process the same value"});
-  ZR_CHECK(connection_->reduction == options.reduction && connection_->check_calls == options.check_calls,
-           ErrorCode::kConfig, "how the ranks of a process make their calls is decided by its first engine",
-           {.where = "world",
-            .who = "rank " + std::to_string(rank_) + "/" + std::to_string(size_),
-            .which = "zeroth.reduction, zeroth.check_calls",
-            .hint = "give every engine of the process the same values"});
-  if (connection_->timeout != options.timeout || connection_->frozen_after != options.frozen_after) {
+  ZR_CHECK(
+      connection_->options.reduction == options.reduction && connection_->options.check_calls == options.check_calls,
+      ErrorCode::kConfig, "how the ranks of a process make their calls is decided by its first engine",
+      {.where = "world",
+       .who = "rank " + std::to_string(rank_) + "/" + std::to_string(size_),
+       .which = "zeroth.reduction, zeroth.check_calls",
+       .hint = "give every engine of the process the same values"});
+  if (connection_->options.timeout != options.timeout || connection_->options.frozen_after != options.frozen_after) {
     Logger(rank_, size_)
         .progress("the timeouts of this process's first engine hold for this one too: " +
-                  std::to_string(connection_->timeout.count()) + " ms, frozen after " +
-                  std::to_string(connection_->frozen_after.count()) + " ms");
+                  std::to_string(connection_->options.timeout.count()) + " ms, frozen after " +
+                  std::to_string(connection_->options.frozen_after.count()) + " ms");
   }
-  const std::string name = "engine" + std::to_string(connection_->groups++);
+  return make_group("engine", options, std::move(table));
+}
+
+Mesh World::mesh(MeshSpec spec) const {
+  validate(spec, size_);  // before anybody waits for a rank that is mistaken
+  if (!connection_->base) connect_base({});
+  return Mesh(make_group("mesh", connection_->options, std::make_shared<TrafficTable>()), std::move(spec));
+}
+
+std::shared_ptr<CommBackend> World::make_group(std::string_view kind, const CommOptions& options,
+                                               std::shared_ptr<TrafficTable> table) const {
+  const std::string name = std::string(kind) + std::to_string(connection_->groups++);
   std::unique_ptr<CommBackend> group = connection_->base->split(0, rank_, name);
   if (options.link_bytes_per_s > 0) {
     const LinkSpeed speed{.bytes_per_second = static_cast<double>(options.link_bytes_per_s)};

@@ -8,7 +8,6 @@
 #include <zeroth/base/error.h>
 #include <zeroth/base/preemption.h>
 #include <zeroth/engine/settings.h>
-#include <zeroth/zero/sync_point.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
@@ -164,6 +163,7 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
       runtime->model_.params, runtime->model_.units, settings, *runtime->device_,
       world.connect(make_comm_options(runtime->config_, world.size()), runtime->traffic_), runtime->slots_,
       runtime->log_);
+  runtime->add_operations();
   if (world.is_watched()) runtime->core_->set_activity(world.activity());
   if (runtime->core_->settings().plan.gathers_parameters())
     runtime->log_.progress(units_line(runtime->model_, options.units_hint));
@@ -211,6 +211,17 @@ void Runtime::announce(const World& world) const {
                   ", masters, sums of gradients and moments " + wide);
   }
   for (const std::string& line : dtypes) log_.progress(line);
+}
+
+void Runtime::add_operations() {
+  const auto join_buffers = [this](int) -> std::optional<Next> {
+    meet_for_buffers();
+    return std::nullopt;
+  };
+  share_buffers_ =
+      core_->add_operation({.name = "a forward that shares buffers", .join = join_buffers, .offered = false});
+  export_ = core_->add_operation({.name = "an export"});
+  close_ = core_->add_operation({.name = "close()"});
 }
 
 void Runtime::install_hooks(const EngineOptions& options) {
@@ -286,7 +297,7 @@ void Runtime::share_buffers() {
 
 void Runtime::meet_for_buffers() {
   core_->together([&] {
-    core_->sync(SyncPoint::kBuffers);
+    core_->sync(share_buffers_);
     send_buffers(model_, core_->communicator());
   });
 }
@@ -294,19 +305,7 @@ void Runtime::meet_for_buffers() {
 Next Runtime::begin_batch(bool has_batch) {
   require_own_process();
   settle();
-  const Next next = core_->begin_batch(has_batch);
-  return next == Next::kShareBuffers ? share_and_join() : next;
-}
-
-Next Runtime::join() {
-  const Next next = core_->join();
-  return next == Next::kShareBuffers ? share_and_join() : next;
-}
-
-Next Runtime::share_and_join() {
-  Next next = Next::kShareBuffers;
-  for (; next == Next::kShareBuffers; next = core_->join()) meet_for_buffers();
-  return next;
+  return core_->begin_batch(has_batch);
 }
 
 void Runtime::end(const std::shared_ptr<UnitUse>& use, Ended ended) {
@@ -491,7 +490,7 @@ void Runtime::release_parameters() {
 }
 
 void Runtime::give_parameters_back() {
-  core_->sync(SyncPoint::kClose);
+  core_->sync(close_);
   const ModelLayout& layout = core_->layout();
   std::vector<at::Tensor> whole(model_.tensors.size());
   for (std::size_t index = 0; index < layout.flats.size(); ++index) {
@@ -516,7 +515,10 @@ void Runtime::export_safetensors(const std::string& path) {
   settle();
   for (std::size_t unit = 0; unit < model_.units.size(); ++unit) slots_.require_ours(static_cast<int>(unit));
   slots_.require_kept();
-  core_->together([&] { libtorch::export_safetensors(path, *core_, model_); });
+  core_->together([&] {
+    core_->sync(export_);
+    libtorch::export_safetensors(path, *core_, model_);
+  });
 }
 
 WireReport Runtime::wire_report() const {

@@ -84,7 +84,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   StepResult step();
   /// Never kShareBuffers.
   [[nodiscard]] Next begin_batch(bool has_batch);
-  [[nodiscard]] Next join();
+  [[nodiscard]] Next join() { return core_->join(); }
   void discard_gradients();
   void export_safetensors(const std::string& path);
   [[nodiscard]] WireReport wire_report() const;
@@ -103,7 +103,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Runtime(Config config, ModelDescription model);
   void give_parameters_back();
   void meet_for_buffers();
-  [[nodiscard]] Next share_and_join();
+  /// Calls of all ranks that this front end adds to the core engine's.
+  void add_operations();
   void announce(const World& world) const;
   /// Throws kUsage in a forked child: memory and transport belong to the process that made the engine.
   void require_own_process() const;
@@ -125,6 +126,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::shared_ptr<TrafficTable> traffic_;
   ParameterSlots slots_;
   std::unique_ptr<zeroth::Engine> core_;
+  OperationId share_buffers_{};
+  OperationId export_{};
+  OperationId close_{};
   UnitBackwards backwards_;
   std::vector<int> trainable_;
   GradientWidths widths_{slots_};

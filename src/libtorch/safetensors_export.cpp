@@ -2,7 +2,6 @@
 
 #include <zeroth/base/error.h>
 #include <zeroth/engine/safetensors.h>
-#include <zeroth/zero/sync_point.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
@@ -134,7 +133,6 @@ void export_safetensors(const std::string& path, zeroth::Engine& engine, const M
   // no silence and no rank reads alone; then how it ended: kWritten, or the length of the error's text.
   constexpr std::int64_t kAtWork = -1;
   constexpr std::int64_t kWritten = 0;
-  engine.sync(SyncPoint::kExport);
   const Communicator& communicator = engine.communicator();
   const auto tell = [&communicator](std::int64_t word) {
     communicator.broadcast(std::span(&word, 1), 0);

@@ -8,7 +8,7 @@
 namespace zeroth {
 namespace {
 
-constexpr std::uint32_t kSyncPoints = 0x100;  // labels from here on
+constexpr std::uint32_t kOperations = 0x100;  // labels from here on
 
 bool is_unit(const ModelLayout& model, const MessageTag& tag) {
   return tag.unit >= 0 && static_cast<std::size_t>(tag.unit) < model.units.size();
@@ -29,14 +29,15 @@ bool sums(const MessageTag& tag) {
 
 }  // namespace
 
-MessageTag tag_of(SyncPoint what) {
-  return {.unit = -1, .label = kSyncPoints + static_cast<std::uint32_t>(what)};
+MessageTag tag_of(OperationId what) {
+  return {.unit = -1, .label = kOperations + static_cast<std::uint32_t>(what)};
 }
 
-TagNames tag_names(const ModelLayout& model) {
+TagNames tag_names(const ModelLayout& model, OperationNames operations) {
   TagNames names;
-  names.name = [&model](const MessageTag& tag) -> std::string {
-    if (tag.label >= kSyncPoints) return name_of(static_cast<SyncPoint>(tag.label - kSyncPoints));
+  names.name = [&model, operations = std::move(operations)](const MessageTag& tag) -> std::string {
+    if (tag.label >= kOperations)
+      return operations ? operations(static_cast<OperationId>(std::min(tag.label - kOperations, 0xffU))) : "";
     static constexpr const char* kPurposes[] = {"",
                                                 "the parameters of ",
                                                 "the updated parameters of ",
@@ -61,13 +62,6 @@ TagNames tag_names(const ModelLayout& model) {
            "take different paths";
   };
   return names;
-}
-
-const char* name_of(SyncPoint what) noexcept {
-  static constexpr const char* kNames[] = {"step()",    "average()", "barrier()",     "a forward that shares buffers",
-                                           "an export", "close()",   "the next batch"};
-  const auto index = static_cast<std::size_t>(what);
-  return index < std::size(kNames) ? kNames[index] : "an unknown call";
 }
 
 }  // namespace zeroth

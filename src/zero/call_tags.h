@@ -3,7 +3,7 @@
 
 #include <zeroth/comm/backend.h>
 #include <zeroth/zero/model_layout.h>
-#include <zeroth/zero/sync_point.h>
+#include <zeroth/zero/operation_id.h>
 
 #include <string>
 
@@ -19,13 +19,11 @@ enum class CallPurpose : std::uint8_t {
   kCombineGradients
 };
 
-[[nodiscard]] MessageTag tag_of(SyncPoint what);
+[[nodiscard]] MessageTag tag_of(OperationId what);
 
 /// The text of each tag: "the gradients of unit blocks.3", "step()", or "" for tags of other calls. If ranks gather or
-/// sum different units, also a hint. The result borrows `model`, which must outlive it.
-[[nodiscard]] TagNames tag_names(const ModelLayout& model);
-
-/// The name of a sync point: "step()", "an export".
-[[nodiscard]] const char* name_of(SyncPoint what) noexcept;
+/// sum different units, also a hint. The result borrows `model`, which must outlive it. Without `operations` theirs are
+/// tags of other calls.
+[[nodiscard]] TagNames tag_names(const ModelLayout& model, OperationNames operations = {});
 
 }  // namespace zeroth

@@ -34,7 +34,7 @@ class GradientExchange {
   /// This rank publishes nothing more in its backwards before number `next`.
   virtual void close_backward(std::uint64_t next) = 0;
   /// See GradientStore::sync().
-  virtual void sync(SyncPoint what, std::string_view name) = 0;
+  virtual void sync(OperationId what, std::string_view name) = 0;
   /// Blocks until this rank has the sums of all backwards before number `next`, of all ranks or those of its sub-group.
   virtual void await_sums(std::uint64_t next) = 0;
   /// After that, with sums at ModelMemory::micro_step_sums(): blocks until this rank's shards hold those of all
@@ -56,6 +56,7 @@ struct ExchangeContext {
   Stream reduce_stream;
   MemoryLedger& ledger;
   ReducedShards& shards;
+  const OperationNames& operations;  ///< for errors; may be empty
 };
 
 [[nodiscard]] std::unique_ptr<GradientExchange> make_one_sided_exchange(const ExchangeContext& context);

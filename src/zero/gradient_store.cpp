@@ -40,7 +40,7 @@ GradientStore::GradientStore(const ModelLayout& model, const ShardingPlan& plan,
       ring_positions_(ring_positions(model)),
       ring_open_(static_cast<std::size_t>(plan.ring_slots), -1),
       has_grad_(model.params.size(), false) {
-  const ExchangeContext context{model, memory, backend, std::move(reduce_stream), ledger, *shards_};
+  const ExchangeContext context{model, memory, backend, std::move(reduce_stream), ledger, *shards_, operations_};
   exchange_ = reads_peers() ? make_one_sided_exchange(context) : make_matched_exchange(context);
   for (std::size_t flat = 0; flat < model.flats.size(); ++flat) {
     flats_[flat].filled.assign(model.flats[flat].segments.size(), false);
@@ -208,7 +208,12 @@ void GradientStore::close_backward() {
   exchange_->close_backward(++backward_);
 }
 
-void GradientStore::sync(SyncPoint what, std::string_view name) {
+void GradientStore::set_operations(OperationId step, OperationNames names) {
+  step_ = step;
+  operations_ = std::move(names);
+}
+
+void GradientStore::sync(OperationId what, std::string_view name) {
   if (model_.world > 1) exchange_->sync(what, name);
 }
 
@@ -218,7 +223,7 @@ void GradientStore::complete() {
            {.where = "zero.reduce"});
   backward_ = next_step;
   exchange_->close_backward(next_step);  // first: it tells the others what this rank has no gradients for
-  sync(SyncPoint::kStep);
+  sync(step_);
   exchange_->await_sums(next_step);
   for (const int flat : shards_->vacated()) {
     if (!shards_->has_slot(flat)) take_slot(model_.flat(flat).unit);  // others may still be reading a bucket there

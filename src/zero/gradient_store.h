@@ -21,7 +21,7 @@
 #include <zeroth/comm/backend.h>
 #include <zeroth/device/device.h>
 #include <zeroth/zero/kernel_context.h>
-#include <zeroth/zero/sync_point.h>
+#include <zeroth/zero/operation_id.h>
 
 #include <cstdint>
 #include <functional>
@@ -71,13 +71,15 @@ class GradientStore {
   void set_before_reduce(std::function<void(int flat)> hook) { before_reduce_ = std::move(hook); }
   /// `hook` is called before this rank blocks until others have taken or published gradients; only if reads_peers().
   void set_before_wait(std::function<void()> hook);
+  /// `step`: the operation that complete() is part of; `names`: of all operations, for errors. Before the first sync().
+  void set_operations(OperationId step, OperationNames names);
   /// Sets the running micro-step, from 0. With kPerStep only the last micro-step publishes.
   void set_micro_step(int micro_step) { micro_step_ = micro_step; }
 
   /// Blocks until all ranks have come to this call, and reduces meanwhile, because a rank in backward may wait until
   /// this one has taken its gradients. It must come before every collective except complete(), which calls it itself.
   /// Throws kMismatch if another rank comes to another call. `name` is for errors; with collectives ranks compare it.
-  void sync(SyncPoint what, std::string_view name = {});
+  void sync(OperationId what, std::string_view name = {});
   /// Blocks until all reduction events of all closed backwards are summed into the reduced shards. Ends the
   /// accumulation of the step: the next event stores instead of adding. Collective.
   void complete();
@@ -129,6 +131,8 @@ class GradientStore {
   KernelContext kernels_;
   std::vector<int> slot_holder_;  ///< unit whose bucket or sums may still lie in the slot; -1: none
   std::unique_ptr<ReducedShards> shards_;
+  OperationId step_{};
+  OperationNames operations_;
   std::unique_ptr<GradientExchange> exchange_;
   std::vector<FlatState> flats_;
   std::vector<int> ring_positions_;

@@ -63,7 +63,7 @@ class MatchedExchange final : public GradientExchange {
   void progress() override {}
   void close_backward(std::uint64_t /*next*/) override {}
 
-  void sync(SyncPoint what, std::string_view name) override { matched_sync(what, name, backend_, reduce_stream_); }
+  void sync(OperationId what, std::string_view name) override { matched_sync(what, name, backend_, reduce_stream_); }
 
   void await_sums(std::uint64_t /*next*/) override { reduce_stream_.synchronize(); }
 

@@ -8,7 +8,7 @@
 
 namespace zeroth {
 
-void matched_sync(SyncPoint what, std::string_view name, CommBackend& backend, const Stream& stream) {
+void matched_sync(OperationId what, std::string_view name, CommBackend& backend, const Stream& stream) {
   stream.synchronize();
   const Collective barrier{.kind = CollectiveKind::kBarrier, .tag = tag_of(what), .name = std::string(name)};
   backend.submit({&barrier, 1}, stream).wait();

@@ -13,7 +13,7 @@
 namespace zeroth {
 
 /// GradientExchange::sync() as a call of all ranks.
-void matched_sync(SyncPoint what, std::string_view name, CommBackend& backend, const Stream& stream);
+void matched_sync(OperationId what, std::string_view name, CommBackend& backend, const Stream& stream);
 
 class MatchedSums {
  public:

@@ -43,6 +43,7 @@ class OneSidedExchange final : public GradientExchange {
         reduce_stream_(context.reduce_stream),
         ledger_(context.ledger),
         shards_(context.shards),
+        operations_(context.operations),
         sub_group_(sub_group_of(memory_.rank(), memory_.degrees().gradient, 1)),
         others_(sub_group_of(memory_.rank(), model_.world, memory_.degrees().gradient)),
         local_peers_(memory_.local_peers()),
@@ -60,7 +61,7 @@ class OneSidedExchange final : public GradientExchange {
   void set_before_wait(std::function<void()> hook) override { before_wait_ = std::move(hook); }
   void progress() override;
   void close_backward(std::uint64_t next) override;
-  void sync(SyncPoint what, std::string_view name) override;
+  void sync(OperationId what, std::string_view name) override;
   void await_sums(std::uint64_t next) override;
   void combine_sums(std::uint64_t next) override;
   void share_sums() override {  // else they lie where peers can read them
@@ -123,6 +124,7 @@ class OneSidedExchange final : public GradientExchange {
   std::function<void()> before_wait_;
   MemoryLedger& ledger_;
   ReducedShards& shards_;
+  const OperationNames& operations_;
   SubGroup sub_group_;                  ///< whose gradients this rank sums: all, or those of its sub-group
   SubGroup others_;                     ///< one rank of each sub-group, with the same part
   SubGroup local_peers_;                ///< whose memory this rank reads
@@ -398,14 +400,16 @@ void OneSidedExchange::wait(const std::string& what, const std::function<bool()>
       {.what = what, .missing = std::move(missing)});
 }
 
-void OneSidedExchange::sync(SyncPoint what, std::string_view given) {
+void OneSidedExchange::sync(OperationId what, std::string_view given) {
   if (model_.world == 1) return;
-  const auto name = [](std::uint64_t word) { return name_of(static_cast<SyncPoint>(word & 0xffU)); };
+  const auto name = [this](std::uint64_t word) {
+    return operations_ ? operations_(static_cast<OperationId>(word & 0xffU)) : std::string("a call");
+  };
   const std::string quoted = given.empty() ? "" : " \"" + std::string(given) + "\"";
   const std::uint64_t own = (++sync_points_ << 8U) | static_cast<std::uint64_t>(what);
   announce(memory_.signals(memory_.rank()).sync_point(), own);
   wait(
-      std::string(name(own)) + quoted + " of all ranks",
+      name(own) + quoted + " of all ranks",
       [&] {
         for (int index = 0; index < local_peers_.count; ++index) {
           const int rank = local_peers_.rank(index);
@@ -416,8 +420,8 @@ void OneSidedExchange::sync(SyncPoint what, std::string_view given) {
                    {.where = "zero.sync",
                     .who = "rank " + std::to_string(memory_.rank()) + "/" + std::to_string(model_.world),
                     .which = "collective " + std::to_string(sync_points_),
-                    .expected = std::string(name(own)) + quoted + " on rank " + std::to_string(memory_.rank()),
-                    .got = std::string(name(theirs)) + " on rank " + std::to_string(rank),
+                    .expected = name(own) + quoted + " on rank " + std::to_string(memory_.rank()),
+                    .got = name(theirs) + " on rank " + std::to_string(rank),
                     .hint = "all ranks must make the same calls in the same order"});
         }
         return true;

@@ -1,7 +1,9 @@
 // The new files of the how-to pages, as they stand there (blocks.py), in one program, and what the pages say of them.
 #include "docs/how-to-add-a-backend-1.cpp"
 #include "docs/how-to-add-a-plan-1.cpp"
+#include "docs/how-to-add-an-operation-1.cpp"
 #include "docs/how-to-add-an-optimizer-1.cpp"
+#include "support/thread_ranks.h"
 #include "support/toy_training.h"
 
 #include <zeroth/comm/communicator.h>
@@ -40,6 +42,27 @@ TEST(HowToAddAPlan, BitsAreThoseOfStage3AndMemoryIsThePlan) {
     EXPECT_EQ(report.planned, report.measured_peak) << to_text(report);
     EXPECT_GT(report.planned[MemoryState::kBucket], expected.memory[rank].planned[MemoryState::kBucket]);
   }
+}
+
+TEST(HowToAddAnOperation, ItIsJoinedByARankWithoutABatch) {
+  test::run_ranks(2, [](int rank, const std::shared_ptr<CommBackend>& backend) {
+    const auto device = make_cpu_device();
+    test::ToyModel model({}, 7);
+    EngineSettings settings;
+    settings.plan = zero_plan(3, {"dp"});
+    settings.groups = {GroupHyper{}, GroupHyper{}};
+    settings.uneven = Uneven::kJoin;
+    Engine engine(model.structure().params, model.structure().units, settings, *device, backend, model, Logger());
+    model.attach(engine);
+    TokenCount tokens(engine);
+    engine.begin_epoch();
+    for (int batch = 0; engine.next_batch(batch < 1 + rank); ++batch) {
+      (void)model.forward_backward(batch, 0);
+      (void)engine.step();
+      test::require(tokens.count(10 + rank) == (batch == 0 ? 21 : 11), "tokens of batch " + std::to_string(batch));
+    }
+    engine.barrier();
+  });
 }
 
 /// Algorithm 2 of the paper in double.

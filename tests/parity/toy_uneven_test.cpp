@@ -4,15 +4,19 @@
 #include "support/toy_model.h"
 
 #include <zeroth/base/text.h>
-#include <zeroth/zero/sync_point.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <functional>
+#include <memory>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace zeroth::test {
@@ -36,6 +40,7 @@ struct Training {
   ExecutionMode mode = ExecutionMode::kInline;
   SkipRule skip{};
   std::string optimizer = "AdamW";
+  std::function<void(Engine&)> begin{};  ///< with the engine just made
   /// Instead of forward, backward and step() with a batch.
   std::function<void(Engine&, ToyModel&, int epoch, int batch)> train{};
 
@@ -73,6 +78,7 @@ Outcome train_rank(const Training& training, const std::shared_ptr<CommBackend>&
   Engine engine(model.structure().params, model.structure().units, settings_of(training), *device, backend, model,
                 Logger());
   model.attach(engine);
+  if (training.begin) training.begin(engine);
   Outcome own;
   const auto step = [&] {
     const StepResult result = engine.step();
@@ -314,17 +320,132 @@ TEST_P(UnevenTransport, EvaluationIsJoinedAndAnEpochThatIsLeftEarlyEnds) {
 
 TEST_P(UnevenTransport, WhatCannotBeJoinedIsRefusedOnAllRanks) {
   Training training{.transport = GetParam(), .batches = {{1, 3, 3, 3}}};
-  training.train = [](Engine& engine, ToyModel& model, int, int batch) {
+  std::array<OperationId, 4> exports{};
+  training.begin = [&](Engine& engine) {
+    exports[static_cast<std::size_t>(engine.rank())] = engine.add_operation({.name = "an export"});
+  };
+  training.train = [&](Engine& engine, ToyModel& model, int, int batch) {
     (void)model.forward_backward(batch, 0);
     (void)engine.step();
-    if (batch == 1) engine.sync(SyncPoint::kExport);
+    if (batch == 1) engine.sync(exports[static_cast<std::size_t>(engine.rank())]);
   };
   const Result result = run(training);
   ASSERT_EQ(result.report.failures.size(), 4U) << result.report.text();
   for (const RankFailure& failure : result.report.failures) {
-    EXPECT_THAT(failure.text, AllOf(HasSubstr("[USAGE]"), HasSubstr("an export"), HasSubstr("rank 0 without a batch"),
-                                    HasSubstr("after the loop")));
+    EXPECT_THAT(failure.text,
+                AllOf(HasSubstr("[USAGE]"), HasSubstr("an export"), HasSubstr("rank 0 without a batch"),
+                      HasSubstr("expected: forward, backward, step(), zero_grad(), average() or barrier() until the "
+                                "batches of all ranks are used up"),
+                      HasSubstr("after the loop")));
   }
+}
+
+/// A sum of all ranks that a test adds to the engine: its row, and the call. What the tests below find in errors and on
+/// ranks without a batch follows from these two.
+class Tally {
+ public:
+  explicit Tally(Engine& engine, bool joined = true) : engine_(&engine) {
+    Operation row{.name = "tally()"};
+    if (joined) {
+      row.join = [this](int) -> std::optional<Next> {
+        (void)sum(0);
+        ++joined_;
+        return std::nullopt;
+      };
+    }
+    operation_ = engine.add_operation(std::move(row));
+  }
+  double sum(double value) {
+    engine_->sync(operation_);
+    engine_->communicator().all_reduce(std::span(&value, 1));
+    return value;
+  }
+  [[nodiscard]] int joined() const { return joined_; }
+
+ private:
+  Engine* engine_;
+  OperationId operation_{};
+  int joined_ = 0;
+};
+
+/// One a rank, in engines that a Training makes.
+struct Tallies {
+  std::array<std::unique_ptr<Tally>, 4> all;
+  Tally& operator[](const Engine& engine) { return *all[static_cast<std::size_t>(engine.rank())]; }
+  std::function<void(Engine&)> begin(bool joined = true) {
+    return [this, joined](Engine& engine) {
+      all[static_cast<std::size_t>(engine.rank())] = std::make_unique<Tally>(engine, joined);
+    };
+  }
+};
+
+TEST_P(UnevenTransport, AnOperationIsARowAndIsJoined) {
+  Training training{.transport = GetParam(), .batches = {{1, 3, 2, 3}}};
+  training.plan = zero_plan(3, {"dp"});
+  Tallies tallies;
+  training.begin = tallies.begin();
+  training.train = [&](Engine& engine, ToyModel& model, int, int batch) {
+    (void)model.forward_backward(batch, 0);
+    (void)engine.step();
+    const double sum = tallies[engine].sum(engine.rank() + 1.0);
+    require(sum == (batch == 0 ? 10.0 : batch == 1 ? 9.0 : 6.0), "sum " + std::to_string(sum));
+  };
+  EXPECT_EQ(run(training).report.text(), "");
+  EXPECT_EQ(tallies.all[0]->joined(), 2);
+  EXPECT_EQ(tallies.all[1]->joined(), 0);
+  EXPECT_EQ(tallies.all[2]->joined(), 1);
+}
+
+TEST_P(UnevenTransport, AnOperationThatIsARowIsNamedInMismatchesAndRefusals) {
+  Training training{.transport = GetParam(), .batches = {{1, 3, 3, 3}}};
+  Tallies tallies;
+  training.begin = tallies.begin();
+  for (const int batch_of_mistake : {0, 1}) {  // with all ranks, and with rank 0 out
+    training.train = [&](Engine& engine, ToyModel& model, int, int batch) {
+      (void)model.forward_backward(batch, 0);
+      (void)engine.step();
+      if (batch == batch_of_mistake) (void)(engine.rank() == 2 ? tallies[engine].sum(1) : engine.average(1));
+    };
+    const std::string text = run(training).report.text();
+    EXPECT_THAT(text, AllOf(HasSubstr("[MISMATCH]"), HasSubstr("tally()"), HasSubstr("average()"))) << batch_of_mistake;
+  }
+
+  training.begin = [&](Engine& engine) {
+    tallies.begin(/*joined=*/false)(engine);
+    (void)engine.add_operation({.name = "salute()", .join = [](int) { return std::optional<Next>(); }});
+  };
+  training.train = [&](Engine& engine, ToyModel& model, int, int batch) {
+    (void)model.forward_backward(batch, 0);
+    (void)engine.step();
+    if (batch == 1) (void)tallies[engine].sum(1);
+  };
+  const Result result = run(training);
+  ASSERT_EQ(result.report.failures.size(), 4U) << result.report.text();
+  for (const RankFailure& failure : result.report.failures) {
+    EXPECT_THAT(failure.text, AllOf(HasSubstr("[USAGE]"), HasSubstr("which: tally()"),
+                                    HasSubstr("average(), barrier() or salute() until the batches")));
+  }
+}
+
+TEST(Uneven, OperationsHaveNamesOfTheirOwn) {
+  const RankReport report = try_ranks(1, [](int, const std::shared_ptr<CommBackend>& backend) {
+    const auto device = make_cpu_device(ExecutionMode::kInline);
+    ToyModel model({}, 7);
+    Engine engine(model.structure().params, model.structure().units, settings_of({}), *device, backend, model,
+                  Logger());
+    const OperationId first = engine.add_operation({.name = "first"});
+    require(engine.add_operation({.name = "second"}) != first, "two rows have one number");
+    for (const char* name : {"first", "step()", ""}) {
+      try {
+        (void)engine.add_operation({.name = name});
+      } catch (const Error& error) {
+        require(error.code() == ErrorCode::kUsage, error.what());
+        continue;
+      }
+      require(false, std::string("a second operation is called ") + name);
+    }
+  });
+  EXPECT_EQ(report.text(), "");
 }
 
 TEST_P(UnevenTransport, RanksThatDoNotDoTheSameWithTheirBatchesAreNamed) {

@@ -1,7 +1,5 @@
 #include "process/fault_cases.h"
 
-#include <zeroth/zero/sync_point.h>
-
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -297,7 +295,7 @@ void add_calls(Cases& cases) {
       .add(
           "ExportOnOneRank", "exports the weights under `if rank == 0`", Moment::kBegin,
           [](RankHere& here) {
-            here.engine.sync(SyncPoint::kExport);
+            here.engine.sync(here.exports);
             (void)here.model.value(0);
           },
           -1, 0)

@@ -11,7 +11,19 @@ import forked
 import job
 import tier
 
-SUITES = ("docs", "engine", "forward", "guards", "notebook", "options", "package", "refusals", "schedule", "scripts")
+SUITES = (
+    "docs",
+    "engine",
+    "forward",
+    "guards",
+    "mesh",
+    "notebook",
+    "options",
+    "package",
+    "refusals",
+    "schedule",
+    "scripts",
+)
 WITH_LONG_TIER = ("forward", "package", "schedule")
 
 forked.preload("torch._dynamo", "torch.distributed.tensor")

@@ -44,7 +44,11 @@ void train(const WatchedJob& job, const World& world) {
   Communicator own(world.connect(job.options, std::make_shared<TrafficTable>()));
   own.backend().set_tag_names(names_of_sums());
 
-  RankHere here{.world = world, .engine = engine, .model = model, .own = own};
+  RankHere here{.world = world,
+                .engine = engine,
+                .model = model,
+                .own = own,
+                .exports = engine.add_operation({.name = "an export"})};
   const auto happen = [&](Moment moment, int unit = -1) {
     if (job.happen) job.happen(here, moment, unit);
   };

@@ -37,8 +37,9 @@ struct RankHere {
   const World& world;
   Engine& engine;
   ToyModel& model;
-  Communicator& own;  ///< the program's own group, "world/engine1"
-  int step = 0;       ///< from 0
+  Communicator& own;      ///< the program's own group, "world/engine1"
+  OperationId exports{};  ///< "an export", the program's own call of all ranks
+  int step = 0;           ///< from 0
   Turn turn{};
 };
 

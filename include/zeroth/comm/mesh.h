@@ -25,11 +25,17 @@ struct MeshSpec {
   bool operator==(const MeshSpec&) const = default;
 };
 
+/// "dp=2 tp=2".
+[[nodiscard]] std::string describe(const MeshSpec& spec);
+
+/// Throws kConfig if the sizes do not multiply to the world, or names repeat.
+void validate(const MeshSpec& spec, int world_size);
+
 /// The groups of one rank in a mesh. Move-only. Shares the world's group and owns one group for every axis that is
 /// smaller than the world.
 class Mesh {
  public:
-  /// Collective, blocks. Throws kConfig if the sizes do not multiply to the world, or names repeat.
+  /// Collective, blocks. Throws the errors of validate(), and kMismatch if ranks give different axes.
   Mesh(std::shared_ptr<CommBackend> world, MeshSpec spec);
 
   [[nodiscard]] const MeshSpec& spec() const { return spec_; }

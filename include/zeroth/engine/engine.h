@@ -15,6 +15,7 @@
 #include <zeroth/comm/communicator.h>
 #include <zeroth/comm/rank_activity.h>
 #include <zeroth/device/device.h>
+#include <zeroth/engine/operation.h>
 #include <zeroth/engine/step_result.h>
 #include <zeroth/engine/uneven.h>
 #include <zeroth/optim/optimizer.h>
@@ -37,8 +38,7 @@ class PhaseClock;
 class StepWarnings;
 class UnitUses;
 struct CommitVote;
-enum class SyncPoint : std::uint8_t;
-enum class NextCall : std::uint8_t;
+class OperationTable;
 class UnevenJoin;
 
 /// All settings of the training and of the placement, with all defaults resolved.
@@ -61,18 +61,9 @@ struct EngineSettings {
   std::string libraries{};               ///< of the front end, "torch 2.11.0", compared between ranks; may be empty
 };
 
-/// The next action of a rank; see Engine::next_batch().
-enum class Next : std::uint8_t {
-  kBatch,         ///< train with its batch
-  kEnd,           ///< end its epoch
-  kStep,          ///< without a batch: call step(), as the other ranks do, then join()
-  kShareBuffers,  ///< without a batch: share buffers, as the other ranks do, then join()
-};
-
 /// Calls that a rank without a batch makes; see Engine::next_batch().
 struct JoinedCalls {
-  std::function<void()> step{};           ///< must call Engine::step(); unset: the engine calls it
-  std::function<void()> share_buffers{};  ///< must call meet(kBuffers) and share the buffers
+  std::function<void()> step{};  ///< must call Engine::step(); unset: the engine calls it
 };
 
 /// One forward of a unit. Several forwards may be outstanding.
@@ -183,13 +174,12 @@ class Engine {
   ///   kError  throws kMismatch on all ranks and changes nothing
   ///   kDrop   returns false on all ranks
   ///   kJoin   returns true on a rank with a batch. A rank without a batch takes part, without gradients, in the other
-  ///           ranks' forward, backward, step(), discard_gradients(), average(), barrier() and shared buffers. It
-  ///           returns false when no rank has a batch. The gradient of a step is the mean over the existing
-  ///           micro-batches (StepResult::batches); average() is the mean over the ranks with a batch. Any other
-  ///           call of all ranks throws kUsage. A joined rank follows one engine.
+  ///           ranks' forward, backward, step(), discard_gradients(), average(), barrier() and every added operation
+  ///           that has a `join`. It returns false when no rank has a batch. The gradient of a step is the mean over
+  ///           the existing micro-batches (StepResult::batches); average() is the mean over the ranks with a batch. Any
+  ///           other call of all ranks throws kUsage. A joined rank follows one engine.
   [[nodiscard]] bool next_batch(bool has_batch, const JoinedCalls& calls = {});
-  /// next_batch() in parts, for front ends that make those calls themselves: begin_batch(), then join() after each
-  /// kStep and kShareBuffers.
+  /// next_batch() in parts, for front ends that make that call themselves: begin_batch(), then join() after each kStep.
   [[nodiscard]] Next begin_batch(bool has_batch);
   [[nodiscard]] Next join();
 
@@ -209,10 +199,14 @@ class Engine {
   /// Blocks until all ranks are in this barrier. `name` appears in errors and in the flight recorder. Ranks in barriers
   /// of different names get kMismatch with both names.
   void barrier(std::string_view name = {});
+  /// Adds a call that all ranks make together: sync() with its number, then what it consists of. All ranks add the same
+  /// rows in the same order, between construction and the first call. Throws kUsage for a name that is not new.
+  [[nodiscard]] OperationId add_operation(Operation row);
   /// Blocks until all ranks have come to this call, and reduces gradients meanwhile. Once training has begun, it must
   /// come before every matched call on communicator(). Without it a rank in backward could wait for a rank in that
-  /// call.
-  void sync(SyncPoint what, std::string_view name = {});
+  /// call. `name` as in barrier(). Throws kMismatch if other ranks are in another operation, and kUsage if ranks
+  /// without a batch cannot join it.
+  void sync(OperationId what, std::string_view name = {});
   /// Runs a call that all ranks make together; such calls may be nested. An exception that is no Error (Ctrl-C in a
   /// wait, for example) separates this rank from the others for good: they get kAborted, and every later such call on
   /// this rank throws kAborted too.
@@ -246,6 +240,7 @@ class Engine {
 
  private:
   class Updater;
+  struct OwnOperations;
 
   void enter(Phase phase, int unit = -1) noexcept;
   [[nodiscard]] std::chrono::nanoseconds waited() const noexcept {
@@ -256,9 +251,8 @@ class Engine {
   [[nodiscard]] Next follow();
   /// Ends the state in which ranks have no batch. All ranks call it at the same place.
   void end_uneven_join();
-  void take_part(NextCall call, int what);
   [[nodiscard]] double sum_over_ranks(double value, std::string_view name = {});
-  void compare_names(SyncPoint what, std::string_view name);
+  void compare_names(OperationId what, std::string_view name);
   StepResult finish_step(bool idle);
   /// Completes all sums of the step, then runs the vote of all ranks.
   CommitVote cast_vote(bool idle, bool discards);
@@ -280,6 +274,8 @@ class Engine {
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<ThreadPool> pool_;
   ModelLayout layout_;
+  std::unique_ptr<OperationTable> operations_;
+  std::unique_ptr<OwnOperations> own_;
   std::unique_ptr<ModelMemory> memory_;
   std::unique_ptr<ParameterStore> parameters_;
   std::unique_ptr<GradientStore> gradients_;

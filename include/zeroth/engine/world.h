@@ -3,6 +3,7 @@
 
 #include <zeroth/comm/decorators.h>
 #include <zeroth/comm/factory.h>
+#include <zeroth/comm/mesh.h>
 #include <zeroth/comm/messages.h>
 #include <zeroth/comm/rank_activity.h>
 
@@ -79,6 +80,10 @@ class World {
   /// long as the world or one of its groups. Throws the errors of make_backend().
   [[nodiscard]] std::shared_ptr<CommBackend> connect(const CommOptions& options,
                                                      std::shared_ptr<TrafficTable> table) const;
+  /// Groups of ranks by named axes, beside those of engines. Collective, blocks. The options are those of the first
+  /// connect(), or the defaults, which then hold for later engines. Throws kConfig if the axes do not fit the world,
+  /// and kMismatch if ranks give different ones.
+  [[nodiscard]] Mesh mesh(MeshSpec spec) const;
   /// The record of this rank's activity, which other ranks read through the control plane. Shared by copies.
   [[nodiscard]] const std::shared_ptr<RankActivity>& activity() const;
   /// Tells all ranks that this one has failed, if it is connected: their waits throw end_of_job() of error_of(cause).
@@ -91,6 +96,10 @@ class World {
   friend World detail::unwatched(const World& world);
   struct Connection;
   World();
+  /// A new group of all ranks, "world/engine0". After connect_base().
+  [[nodiscard]] std::shared_ptr<CommBackend> make_group(std::string_view kind, const CommOptions& options,
+                                                        std::shared_ptr<TrafficTable> table) const;
+  void connect_base(const CommOptions& options) const;
   int rank_ = 0;
   int size_ = 1;
   int local_rank_ = 0;

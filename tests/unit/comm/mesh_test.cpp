@@ -50,6 +50,15 @@ TEST(Mesh, OneAxisIsTheWorldItself) {
   });
 }
 
+TEST(Mesh, RanksThatGiveOtherAxesAreTold) {
+  const test::RankReport report = test::try_ranks(4, [](int rank, const std::shared_ptr<CommBackend>& backend) {
+    const MeshSpec turned{.axes = {{"tp", 2}, {"dp", 2}}};
+    const Mesh mesh(backend, rank == 2 ? turned : MeshSpec{.axes = {{"dp", 2}, {"tp", 2}}});
+  });
+  EXPECT_NE(report.text().find("MISMATCH"), std::string::npos) << report.text();
+  EXPECT_NE(report.text().find("\"mesh tp=2 dp=2\" (rank 2)"), std::string::npos) << report.text();
+}
+
 TEST(Mesh, WhatCannotBeIsRefused) {
   run_ranks(2, [](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {
     const auto refuses = [&](const MeshSpec& spec, ErrorCode code, const std::string& text) {

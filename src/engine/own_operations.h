@@ -1,0 +1,79 @@
+// The operations that an engine has by itself: a row each. Front ends add theirs with Engine::add_operation().
+#pragma once
+
+#include "engine/operation_table.h"
+#include "engine/uneven_join.h"
+#include "zero/gradient_store.h"
+
+#include <zeroth/engine/engine.h>
+
+#include <functional>
+#include <optional>
+#include <utility>
+
+namespace zeroth {
+
+struct Engine::OwnOperations {
+  explicit OwnOperations(Engine& owner) : engine(owner) {}
+  OwnOperations(const OwnOperations&) = delete;
+  OwnOperations& operator=(const OwnOperations&) = delete;
+
+  Engine& engine;
+
+  // Before a batch, see UnevenJoin.
+  OperationId batch = row(
+      {.name = "the next batch", .join = part([this](int) { engine.parameters_->forget_order(); }), .offered = false});
+  OperationId no_batch = row({.name = "the end of its batches", .join = end_of_epoch(), .offered = false});
+  OperationId epoch = row({.name = "another epoch", .join = end_of_epoch(), .offered = false});
+
+  // Calls of the stores, where they are matched.
+  OperationId gather = row({.name = "the parameters",
+                            .subject = Operation::Subject::kUnit,
+                            .join = part([this](int unit) { engine.parameters_->take_part(unit); }),
+                            .offered = false});
+  OperationId reduce = row({.name = "the gradients",
+                            .subject = Operation::Subject::kFlat,
+                            .join = part([this](int flat) { engine.gradients_->take_part(flat); }),
+                            .offered = false});
+  // One-sided: nobody has to wait for gradients of this rank. Else its part in each reduction is yet to come.
+  OperationId backward = row({.name = "backward", .join = part([this](int) {
+                                                    if (engine.gradients_->reads_peers())
+                                                      engine.gradients_->close_backward();
+                                                  })});
+
+  // Calls of a script.
+  OperationId step = row({.name = "step()", .join = [this](int) { return std::optional(join_step()); }});
+  OperationId discard = row({.name = "zero_grad()", .join = part([this](int) {
+                                                      engine.had_backward_ = true;
+                                                      engine.discard_gradients();
+                                                    })});
+  OperationId average = row({.name = "average()", .join = part([this](int) { (void)engine.sum_over_ranks(0.0); })});
+  OperationId barrier = row({.name = "barrier()", .join = part([this](int) { engine.barrier(); })});
+
+ private:
+  OperationId row(Operation operation) const { return engine.operations_->add(std::move(operation)); }
+
+  /// The engine's part, after which the rank listens again.
+  template <class Part>
+  static std::function<std::optional<Next>(int)> part(Part take_part) {
+    return [take_part](int subject) -> std::optional<Next> {
+      take_part(subject);
+      return std::nullopt;
+    };
+  }
+  std::function<std::optional<Next>(int)> end_of_epoch() {
+    return [this](int) {
+      engine.end_uneven_join();
+      engine.enter(Phase::kBetweenSteps);
+      return std::optional(Next::kEnd);
+    };
+  }
+  Next join_step() const {
+    if (!engine.gradients_->reads_peers()) engine.gradients_->close_backward();
+    engine.uneven_join_->count_joined();
+    engine.had_backward_ = true;
+    return Next::kStep;
+  }
+};
+
+}  // namespace zeroth
