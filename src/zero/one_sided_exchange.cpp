@@ -10,8 +10,9 @@
 // flats its sub-group has sums of, and pulls its piece of them from the ranks of the other sub-groups that have the
 // same part. Where these are no local peers, on other nodes, that is a collective instead, as are the sync points.
 //
-// Deadlock freedom: a rank that waits for a slot says so (pressure). Where ranks that wait are in each other's way,
-// owners copy the ranges of their slots aside (spill); ranks that go through the model in one order never need it.
+// Deadlock freedom: every wait of a rank, also one in a call of another group, takes what others have published
+// (Progress). A rank that waits for a slot says so (pressure). Where ranks that wait are in each other's way, owners
+// copy the ranges of their slots aside (spill); ranks that go through the model in one order never need it.
 #include "base/planted.h"
 #include "zero/call_tags.h"
 #include "zero/gradient_exchange.h"
@@ -23,7 +24,10 @@
 #include <zeroth/shard/degrees.h>
 
 #include <algorithm>
+#include <atomic>
+#include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -54,6 +58,9 @@ class OneSidedExchange final : public GradientExchange {
       if (model_.flats[flat].trainable && model_.flats[flat].length > 0)
         trainable_flats_.push_back(static_cast<int>(flat));
     }
+    if (local_peers_.count == 1) return;  // owes nobody anything
+    const int number = backend_.add_progress(owed_);
+    memory_.signals(memory_.rank()).number().store(static_cast<std::uint64_t>(number) + 1);
   }
 
   void await_slot(int unit, const std::function<bool(int)>& skip) override;
@@ -81,6 +88,29 @@ class OneSidedExchange final : public GradientExchange {
     std::uint64_t next_event = 0;
     bool active = false;  ///< owner: in active_
   };
+  /// What a rank owes to others, as its transport knows it.
+  class Owed final : public Progress {
+   public:
+    explicit Owed(OneSidedExchange& exchange) : exchange_(exchange) {}
+    bool advance() override { return exchange_.advance(); }
+    void set_awaited(int rank) override { exchange_.set_awaited(rank); }
+    void clear_awaited() noexcept override { exchange_.clear_awaited(); }
+
+   private:
+    OneSidedExchange& exchange_;
+  };
+  /// False as long as it lives.
+  class Unresting {
+   public:
+    explicit Unresting(bool& resting) : resting_(resting), before_(std::exchange(resting, false)) {}
+    Unresting(const Unresting&) = delete;
+    Unresting& operator=(const Unresting&) = delete;
+    ~Unresting() { resting_ = before_; }
+
+   private:
+    bool& resting_;
+    bool before_;
+  };
   enum class Part : std::uint8_t { kPublished, kAbsent, kUnknown };
   /// This rank's range of a published bucket, in the memory of its rank.
   struct Pull {
@@ -98,7 +128,14 @@ class OneSidedExchange final : public GradientExchange {
   /// Local peers but this one of which `predicate` holds, as the local group counts them.
   [[nodiscard]] std::vector<int> ranks_where(const std::function<bool(int)>& predicate) const;
   [[nodiscard]] bool in_run(int rank) const { return sub_group_.index_of(rank) >= 0; }
+  /// In any wait of this rank; see Progress.
+  bool advance();
+  void set_awaited(int rank);
+  void clear_awaited() noexcept;
+  /// As a task of the reduce stream.
+  void announce_later(SignalWord& word, std::uint64_t value);
   void announce(SignalWord& word, std::uint64_t value);
+  [[nodiscard]] bool anybody_pressed() const;
   [[nodiscard]] std::uint64_t news() const;
   [[nodiscard]] bool consumed_by_all(int flat) const;
   [[nodiscard]] bool sums_taken_by_all() const;
@@ -138,6 +175,11 @@ class OneSidedExchange final : public GradientExchange {
   std::uint64_t sync_points_ = 0;
   std::uint64_t steps_ = 0;
   std::map<std::tuple<int, std::uint64_t, int>, Spill> spilled_;  ///< (flat, code, source)
+  const std::shared_ptr<Owed> owed_ = std::make_shared<Owed>(*this);
+  std::uint64_t seen_ = 0;             ///< news at the last advance()
+  std::uint64_t announced_later_ = 0;  ///< tasks of announce_later() that have not run
+  bool in_step_ = false;               ///< has published what perhaps not all have summed
+  bool resting_ = true;                ///< no call of advance() or of wait() is under way
 };
 
 bool OneSidedExchange::consumed_by_all(int flat) const {
@@ -185,8 +227,8 @@ void OneSidedExchange::publish(int flat, DType dtype) {
   FlatState& own = state(flat);
   own.last_code = reduction_code(backward_, own.events++);
   const Publication publication{.code = own.last_code, .wide = dtype != memory_.bucket_dtype(flat)};
-  reduce_stream_.enqueue(
-      [this, flat, publication] { announce(memory_.signals(memory_.rank()).published(flat), word_of(publication)); });
+  in_step_ = true;
+  announce_later(memory_.signals(memory_.rank()).published(flat), word_of(publication));
   if (owns(flat) && !own.active) {
     own.active = true;
     active_.push_back(flat);
@@ -196,7 +238,7 @@ void OneSidedExchange::publish(int flat, DType dtype) {
 void OneSidedExchange::close_backward(std::uint64_t next) {
   backward_ = next;
   for (const int flat : trainable_flats_) state(flat).events = 0;
-  reduce_stream_.enqueue([this, next] { announce(memory_.signals(memory_.rank()).closed(), next); });
+  announce_later(memory_.signals(memory_.rank()).closed(), next);
   progress_all();
 }
 
@@ -291,8 +333,18 @@ void OneSidedExchange::progress() {
 std::vector<int> OneSidedExchange::stuck_ranks() const {
   // [Note: Stuck] A rank is stuck if it waits for a slot whose bucket some owner cannot take, because another stuck
   // rank has not said yet whether it takes part in that event; or if it has come to a collective and another stuck
-  // rank has not. The largest such set: start with all that wait, drop whoever will get on. Ranks that go through the
-  // model in one order are never stuck, however slow one of them is.
+  // rank has not; or if it sleeps in a call of another group for another stuck rank. The largest such set: start with
+  // all that wait, drop whoever will get on. Ranks that go through the model in one order are never stuck, however slow
+  // one of them is. A rank of another node, whose words cannot be read, may be stuck.
+  const auto awaits = [this](int rank, int other) {
+    const std::uint64_t awaited = memory_.signals(rank).awaited().load();
+    if (awaited == 0 || other == rank) return false;
+    if (awaited == Signals::kAwaitsAny || memory_.signals(other).number().load() == awaited) return true;
+    for (int index = 0; index < local_peers_.count; ++index) {
+      if (memory_.signals(local_peers_.rank(index)).number().load() == awaited) return false;
+    }
+    return true;
+  };
   const auto calls_of = [this](int rank) { return memory_.signals(rank).sync_point().load() >> 8U; };
   std::uint64_t fewest_calls = calls_of(local_peers_.rank(0));
   for (int index = 1; index < local_peers_.count; ++index)
@@ -301,10 +353,12 @@ std::vector<int> OneSidedExchange::stuck_ranks() const {
   for (int index = 0; index < local_peers_.count; ++index) {
     const int rank = local_peers_.rank(index);
     const std::uint64_t pressed = memory_.signals(rank).pressure().load();
-    if ((pressed != 0 && pressed <= model_.units.size()) || calls_of(rank) > fewest_calls) stuck.push_back(rank);
+    if ((pressed != 0 && pressed <= model_.units.size()) || calls_of(rank) > fewest_calls ||
+        memory_.signals(rank).awaited().load() != 0)
+      stuck.push_back(rank);
   }
   const auto waits_for = [&](int rank, int other) {
-    if (calls_of(rank) > calls_of(other)) return true;
+    if (calls_of(rank) > calls_of(other) || awaits(rank, other)) return true;
     const std::uint64_t pressed = memory_.signals(rank).pressure().load();
     if (other == rank || pressed == 0 || pressed > model_.units.size()) return false;
     if (sub_group_of(rank, memory_.degrees().gradient, 1) != sub_group_of(other, memory_.degrees().gradient, 1))
@@ -326,6 +380,7 @@ std::vector<int> OneSidedExchange::stuck_ranks() const {
 }
 
 void OneSidedExchange::serve_pressure() {
+  if (!anybody_pressed()) return;
   const Signals& own = memory_.signals(memory_.rank());
   for (const int source : stuck_ranks()) {
     const std::uint64_t pressed = memory_.signals(source).pressure().load();
@@ -358,6 +413,53 @@ void OneSidedExchange::spill(int flat, int source, const Publication& theirs) {
   announce(memory_.signals(memory_.rank()).consumed(flat, source), theirs.code);
 }
 
+bool OneSidedExchange::anybody_pressed() const {
+  for (int index = 0; index < local_peers_.count; ++index) {
+    if (memory_.signals(local_peers_.rank(index)).pressure().load() != 0) return true;
+  }
+  return false;
+}
+
+bool OneSidedExchange::advance() {
+  if (!resting_) return false;  // a wait inside of it, or the exchange's own wait, which does the same
+  // Perhaps others wait for it. A task of this stream that waits, as a matched sum's, has none of these behind it.
+  if (announced_later_ > 0) reduce_stream_.synchronize();
+  const std::uint64_t now = news();
+  if (now != seen_) {
+    seen_ = now;  // before the words are read: what changes after this look is news at the next one
+    resting_ = false;
+    // An error leaves it so: whoever waits gets it once, and the engine's own calls find it again.
+    progress_all();
+    serve_pressure();
+    resting_ = true;
+  }
+  return in_step_ || anybody_pressed();
+}
+
+void OneSidedExchange::set_awaited(int rank) {
+  if (!resting_) return;  // the other words say what the exchange waits for
+  SignalWord& awaited = memory_.signals(memory_.rank()).awaited();
+  const std::uint64_t word = rank == Progress::kAnyRank ? Signals::kAwaitsAny : static_cast<std::uint64_t>(rank) + 1;
+  if (awaited.load(std::memory_order_relaxed) == word) return;
+  awaited.store(word);
+  // Nobody else wants to know, and who is pressed from now on tells all, and reads this word.
+  if (!anybody_pressed()) return;
+  memory_.signals(memory_.rank()).news().fetch_add(1);
+  memory_.local_group().notify();
+}
+
+void OneSidedExchange::clear_awaited() noexcept {
+  if (resting_) memory_.signals(memory_.rank()).awaited().store(0);
+}
+
+void OneSidedExchange::announce_later(SignalWord& word, std::uint64_t value) {
+  ++announced_later_;
+  reduce_stream_.enqueue([this, &word, value] {
+    --announced_later_;
+    announce(word, value);
+  });
+}
+
 void OneSidedExchange::announce(SignalWord& word, std::uint64_t value) {
   ZR_FAILPOINT("one_sided.announce");
   word.store(value);
@@ -386,6 +488,7 @@ void OneSidedExchange::wait(const std::string& what, const std::function<bool()>
   reduce_stream_.synchronize();  // peers may be waiting for what this rank has not yet published
   if (before_wait_) before_wait_();
   std::optional<std::uint64_t> seen;
+  const Unresting unresting(resting_);
   memory_.local_group().wait_until(
       [&] {
         // Read before the words: what changes after this look is news at the next one.
@@ -445,6 +548,7 @@ void OneSidedExchange::await_sums(std::uint64_t next) {
                  });
         });
       });
+  in_step_ = false;
 }
 
 void OneSidedExchange::combine_sums(std::uint64_t next) {

@@ -77,7 +77,14 @@ class Signals {
   [[nodiscard]] SignalWord& updated() const { return words_[4]; }
   /// The step, as the number of its first backward's successor, of which summed() is complete.
   [[nodiscard]] SignalWord& summed_all() const { return words_[5]; }
-  /// Counts this rank's news: grows after every change of a word above or below but `updated`, `epoch` and `tag`, so
+  /// What this rank sleeps for outside of the exchange of gradients: the number of a rank in the job, plus 1;
+  /// kAwaitsAny; 0 if it does not.
+  [[nodiscard]] SignalWord& awaited() const { return words_[6]; }
+  static constexpr std::uint64_t kAwaitsAny = ~std::uint64_t{0};
+  /// This rank's number in the job, plus 1. Constant as `tag`.
+  [[nodiscard]] SignalWord& number() const { return words_[7]; }
+  /// Counts this rank's news: grows after every change of a word above or below but `updated`, `awaited`, `epoch` and
+  /// constants, so
   /// that who waits for any of them polls one word a rank. A cache line of its own.
   [[nodiscard]] SignalWord& news() const { return words_[kCacheLineBytes / sizeof(SignalWord)]; }
   /// Version of what this rank has at rest of `flat`: updates done, plus one.

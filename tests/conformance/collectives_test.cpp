@@ -854,6 +854,36 @@ INSTANTIATE_TEST_SUITE_P(Backends, LateRank,
                                                                                                  {"inproc_on_gpu", 2}}),
                          name_of_param);
 
+/// What a rank owes to others, as a test sees it.
+class CountedProgress final : public Progress {
+ public:
+  bool advance() override { return ++advances > 0; }
+  void set_awaited(int /*rank*/) override { awaits = true; }
+  void clear_awaited() noexcept override { awaits = false; }
+
+  int advances = 0;
+  bool awaits = false;
+};
+
+TEST_P(LateRank, IsAwaitedByRanksThatDoWhatTheyOwe) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  const RankReport report = run_world(GetParam(), [](int rank, const std::shared_ptr<CommBackend>& backend) {
+    const auto owed = std::make_shared<CountedProgress>();
+    require(backend->add_progress(owed) == rank, "the number of this rank");
+    const std::shared_ptr<CommBackend> part = backend->split(0, rank, "part");
+    for (const std::shared_ptr<CommBackend>& group : {backend, part}) {
+      const Communicator comm(group);
+      comm.barrier();
+      const int before = owed->advances;
+      if (rank == comm.size() - 1) std::this_thread::sleep_for(Milliseconds{100});
+      comm.barrier();
+      require(rank == comm.size() - 1 || owed->advances > before, "a wait without progress");
+      require(!owed->awaits, "still awaits somebody after the call");
+    }
+  });
+  EXPECT_TRUE(report.ok()) << report.text();
+}
+
 TEST_P(LateRank, CostsNobodyACore) {
   ZR_SKIP_UNDER_TSAN(GetParam());
   const bool threads = !is_started_world(GetParam()) && GetParam().backend != "shm";

@@ -65,6 +65,7 @@ class Crowd::Group final : public CommBackend {
     throw not_here();
   }
   void notify() override {}
+  [[nodiscard]] int add_progress(std::weak_ptr<Progress> /*progress*/) override { return rank_; }
   void check_peers(const WaitContext& /*context*/) override {}
   void abort(const Error& /*error*/) noexcept override {}
   void count_one_sided(CollectiveKind /*kind*/, int /*peer*/, std::uint64_t /*bytes*/) override {}

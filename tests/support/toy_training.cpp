@@ -40,7 +40,7 @@ struct Shared {
 void run_thread(const ToyTraining& training, const ThreadGroups& groups, int rank, Shared& shared) {
   try {
     CommOptions options;
-    options.timeout = Milliseconds(60'000);
+    options.timeout = training.timeout;
     const ToyOutcome own = train_toy_rank(training, groups.group(rank, options));
     const std::lock_guard lock(shared.mutex);
     ToyOutcome& all = shared.outcome;
@@ -83,6 +83,8 @@ ToyOutcome train_toy_rank(const ToyTraining& training, std::unique_ptr<CommBacke
     if (training.tamper) training.tamper(rank, structure, settings);
     Engine engine(structure.params, structure.units, settings, *device, backend, model, Logger());
     model.attach(engine);
+    const ToyModel::Visitor visitor = training.visitor ? training.visitor(*backend) : ToyModel::Visitor();
+    model.set_visitor(visitor);
     ToyOutcome own;
     std::vector<double> losses;
     for (int step = 0; step < training.steps; ++step) {
@@ -95,6 +97,7 @@ ToyOutcome train_toy_rank(const ToyTraining& training, std::unique_ptr<CommBacke
             return training.skip && training.skip(who, at * training.passes + pass, block);
           };
           loss += model.forward_backward(step, micro * training.passes + pass, skip);
+          if (visitor) visitor(true, ToyTraining::kEndOfBackward);
         }
         result = engine.step();
       }

@@ -38,6 +38,11 @@ struct ToyTraining {
   std::function<void(int rank, ToyStructure&, EngineSettings&)> tamper{};
   /// Runs on every rank after each step; for what a single test wants to do or look at.
   std::function<void(Engine&, ToyModel&, const StepResult&)> after_step{};
+  static constexpr int kEndOfBackward = -1;
+  /// Called on every rank when the engine is there, with the group that it has: what the model does itself when the
+  /// parameters of a unit are there, and at the end of a backward, in calls of groups that are split from this one.
+  std::function<ToyModel::Visitor(CommBackend&)> visitor{};
+  Milliseconds timeout{60'000};  ///< of every wait
   /// A report reads the process's smaps, which takes longer than a training as small as this. Without, `memory` stays
   /// empty.
   bool reports_memory = true;

@@ -14,11 +14,12 @@
 // (kPeerLost, with rank, pid, and signal or exit code if the system tells them); a rank called abort() (kAborted with
 // the first cause). After an error the group is broken: every later matched call throws the same error.
 //
-// Threads: one thread at a time, except abort() and ring(), which any thread may call. Matched calls of one rank run in
-// the order of their submission, also across streams and groups.
+// Threads: one thread at a time, over all groups that a rank has from one world, except abort() and ring(), which any
+// thread may call. Matched calls of one rank run in the order of their submission, also across streams and groups.
 #pragma once
 
 #include <zeroth/comm/collective.h>
+#include <zeroth/comm/progress.h>
 #include <zeroth/comm/traffic.h>
 #include <zeroth/device/memory.h>
 #include <zeroth/device/stream.h>
@@ -114,6 +115,12 @@ class CommBackend {
   /// Wakes ranks that sleep in a wait. Call it after the stores that they may wait for. Costs one load per rank if no
   /// rank sleeps.
   virtual void notify() = 0;
+
+  /// From now on every wait of this rank that lasts, in this group and in all others that come from the same world,
+  /// calls `progress` between two looks, until the object goes. Waits that come to rest in shared memory are woken by
+  /// notify() of any of these groups, others look every millisecond or every 20 (see Progress::advance()). Returns this
+  /// rank's number as Progress::set_awaited() counts ranks.
+  [[nodiscard]] virtual int add_progress(std::weak_ptr<Progress> progress) = 0;
 
   /// Throws kAborted if a rank has stopped the job, and kPeerLost if one of `context.ranks` (empty: any other rank) is
   /// lost, as far as the group knows this without waiting. Never blocks. For code that waits for something else, such

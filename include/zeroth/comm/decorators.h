@@ -14,6 +14,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 
 namespace zeroth {
 
@@ -78,6 +79,9 @@ class ForwardingBackend : public CommBackend {
     inner_->wait_until(predicate, context);
   }
   void notify() override { inner_->notify(); }
+  [[nodiscard]] int add_progress(std::weak_ptr<Progress> progress) override {
+    return inner_->add_progress(std::move(progress));
+  }
   void check_peers(const WaitContext& context) override { inner_->check_peers(context); }
   void abort(const Error& error) noexcept override { inner_->abort(error); }
   [[nodiscard]] std::span<const int> node_sizes() const override { return inner_->node_sizes(); }
@@ -147,6 +151,7 @@ class CheckedBackend final : public ForwardingBackend {
   [[nodiscard]] std::size_t memory_bytes() const override;
   Work submit(std::span<const Collective> collectives, const Stream& stream) override;
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override;
+  [[nodiscard]] int add_progress(std::weak_ptr<Progress> progress) override;
   void abort(const Error& error) noexcept override;
   void set_observer(std::shared_ptr<TrafficObserver> observer) override;
   void set_tag_names(TagNames names) override;

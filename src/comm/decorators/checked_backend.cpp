@@ -193,6 +193,11 @@ std::unique_ptr<CommBackend> CheckedBackend::split(int color, int key, std::stri
   return std::unique_ptr<CommBackend>(new CheckedBackend(std::move(part), std::move(side), last_call_));
 }
 
+int CheckedBackend::add_progress(std::weak_ptr<Progress> progress) {
+  (void)comparison_->side().add_progress(progress);
+  return inner().add_progress(std::move(progress));
+}
+
 void CheckedBackend::abort(const Error& error) noexcept {
   inner().abort(error);
   comparison_->side().abort(error);

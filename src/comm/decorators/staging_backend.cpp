@@ -3,6 +3,7 @@
 #include "comm/control/watched.h"
 #include "comm/device_buffers.h"
 #include "comm/matched_calls.h"
+#include "comm/progress_list.h"
 #include "device/cuda/cuda_runtime.h"
 #include "device/cuda/event_cache.h"
 #include "device/cuda/pinned_slab.h"
@@ -66,6 +67,7 @@ class StagingRoot {
   StagingRoot(const CommOptions& options, std::function<const CudaTable&()> load)
       : options_(options), load_(std::move(load)) {}
 
+  ProgressList progress{};  ///< done while the host waits for the device
   [[nodiscard]] Staging* made() const { return staging_.get(); }
   [[nodiscard]] Staging& make(std::string_view where) {
     if (!staging_) staging_ = std::make_unique<Staging>(load_(), options_, where);
@@ -136,6 +138,11 @@ class StagingBackend final : public ForwardingBackend {
     return {stream.record(), std::move(info)};
   }
 
+  [[nodiscard]] int add_progress(std::weak_ptr<Progress> progress) override {
+    root_->progress.add(progress);
+    return inner().add_progress(std::move(progress));
+  }
+
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override {
     std::unique_ptr<CommBackend> part = inner().split(color, key, name);
     return part ? std::make_unique<StagingBackend>(std::move(part), root_) : nullptr;
@@ -190,9 +197,12 @@ class StagingBackend final : public ForwardingBackend {
 
   void wait_for(Staging& staging, const std::shared_ptr<void>& event, std::span<const Collective> calls) {
     const Deadline deadline(staging.watched.patience(staging.timeout));
-    while (!poll_for(deadline.slice(), [&] { return event_happened(staging.cuda, event.get(), where()); })) {
+    WaitProgress owed(root_->progress);
+    while (
+        !poll_for(owed.slice(deadline.slice()), [&] { return event_happened(staging.cuda, event.get(), where()); })) {
       check_interrupt();
       inner().check_peers({.what = describe(calls.front())});
+      owed.advance();
       if (!deadline.passed()) continue;
       const Error error(ErrorCode::kTimeout,
                         fmt::format("the device did not come to the call within {:.1f} s",

@@ -406,6 +406,10 @@ class TwoLevelBackend final : public CommBackend {
                 {.where = levels_->where() + ".wait_until", .which = context.what});
   }
   void notify() override {}
+  [[nodiscard]] int add_progress(std::weak_ptr<Progress> progress) override {
+    (void)levels_->node().add_progress(progress);
+    return levels_->base().add_progress(std::move(progress));
+  }
   void check_peers(const WaitContext& context) override {
     levels_->base().check_peers(context);
     levels_->node().check_peers({.what = context.what});  // whose ranks have other numbers: any of them
@@ -459,6 +463,10 @@ class Beside final : public ForwardingBackend {
   void check_peers(const WaitContext& context) override {
     inner().check_peers(context);
     other_->check_peers({.what = context.what});
+  }
+  [[nodiscard]] int add_progress(std::weak_ptr<Progress> progress) override {
+    (void)other_->add_progress(progress);
+    return inner().add_progress(std::move(progress));
   }
   [[nodiscard]] std::size_t memory_bytes() const override { return inner().memory_bytes() + other_->memory_bytes(); }
   [[nodiscard]] const std::string& group_name() const override { return base().group_name(); }

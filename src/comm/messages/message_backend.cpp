@@ -200,7 +200,7 @@ class MessageGroup {
       bool came = false;
       for (const std::size_t index : next) {
         // One of several must not keep the others from being seen.
-        const Milliseconds slice = next.size() == 1 ? waiting.deadline.slice() : Milliseconds{came ? 0 : 1};
+        const Milliseconds slice = next.size() == 1 ? waiting.slice() : Milliseconds{came ? 0 : 1};
         if (!links_.wait_for(waiting, *arriving[index], slice, calls[index].root, own[index])) continue;
         came = true;
         arriving[index].reset();
@@ -530,6 +530,10 @@ class MessageBackend final : public CommBackend {
                 {.where = links().where() + ".wait_until", .which = context.what});
   }
   void notify() override {}
+  [[nodiscard]] int add_progress(std::weak_ptr<Progress> progress) override {
+    job().progress.add(std::move(progress));
+    return job().watched.job_rank(job().transport->rank());
+  }
   void check_peers(const WaitContext& /*context*/) override {
     links().throw_if_aborted();
     job().transport->check();

@@ -69,13 +69,13 @@ std::unique_ptr<Transfer> MessageLinks::expect_header(int peer, CallDescriptor& 
 }
 
 MessageLinks::Waiting MessageLinks::begin_wait() const {
-  return {Deadline(patience()), WatchedWait(job_->watched.activity())};
+  return {Deadline(patience()), WatchedWait(job_->watched.activity()), WaitProgress(job_->progress)};
 }
 
 void MessageLinks::await(Transfers& transfers) const {
   Waiting waiting = begin_wait();
   for (const Pending& pending : transfers) {
-    while (!wait_for(waiting, *pending.transfer, waiting.deadline.slice(), pending.peer, pending.about)) {
+    while (!wait_for(waiting, *pending.transfer, waiting.slice(), pending.peer, pending.about)) {
       check_wait(waiting, pending.peer, pending.about);
     }
   }
@@ -132,6 +132,7 @@ void MessageLinks::check_wait(Waiting& waiting, int peer, const CallDescriptor& 
             .expected = between_two(about) ? text_of(about) : fmt::format("{} from rank {}", text_of(about), peer),
             .got = "nothing",
             .hint = "that rank computes longer than the timeout, hangs, or takes another path"});
+  waiting.owed.advance_for(job_->watched.job_rank(member(peer)));
 }
 
 }  // namespace zeroth::detail

@@ -4,6 +4,7 @@
 #include "comm/call_descriptor.h"
 #include "comm/control/watched.h"
 #include "comm/matched_calls.h"
+#include "comm/progress_list.h"
 
 #include <zeroth/base/deadline.h>
 #include <zeroth/comm/messages.h>
@@ -24,6 +25,7 @@ struct MessageJob {
   CommOptions options;
   Watched watched;
   Event last_call{};             ///< matched calls run in the order of their submission, across groups
+  ProgressList progress{};       ///< done in every wait
   std::uint32_t next_group = 1;  ///< number of the next group, not below any that this rank has seen
   std::mutex mutex;
   std::string abort_text;  ///< under mutex
@@ -50,6 +52,10 @@ class MessageLinks {
   struct Waiting {
     Deadline deadline;
     WatchedWait watched;
+    WaitProgress owed;
+
+    /// The transport's messages wake nobody for what this rank owes to others.
+    [[nodiscard]] Milliseconds slice() const { return owed.slice(deadline.slice()); }
   };
 
   /// `members`: ranks of the transport, in the order of the group; `number`: the same on all of them, and no other
@@ -91,7 +97,7 @@ class MessageLinks {
   /// Blocks for at most `slice`; true once it is done. Names the call in what the transport throws.
   [[nodiscard]] bool wait_for(Waiting& waiting, Transfer& transfer, Milliseconds slice, int peer,
                               const CallDescriptor& about) const;
-  /// Throws where waiting for the peer is pointless.
+  /// Throws where waiting for the peer is pointless; does what this rank owes to others.
   void check_wait(Waiting& waiting, int peer, const CallDescriptor& about) const;
 
  private:

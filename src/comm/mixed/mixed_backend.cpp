@@ -120,6 +120,10 @@ class MixedBackend final : public CommBackend {
     first().wait_until(predicate, context);
   }
   void notify() override { first().notify(); }
+  [[nodiscard]] int add_progress(std::weak_ptr<Progress> progress) override {
+    for (const NamedBackend& backend : backends_->all()) (void)backend.backend->add_progress(progress);
+    return first().add_progress(std::move(progress));
+  }
   void check_peers(const WaitContext& context) override {
     for (const NamedBackend& backend : backends_->all()) backend.backend->check_peers(context);
   }

@@ -4,6 +4,7 @@
 #include "comm/control/watched.h"
 #include "comm/first_error.h"
 #include "comm/matched_calls.h"
+#include "comm/progress_list.h"
 
 #include <kernels/common/dispatch.h>
 #include <kernels/copy/copy.h>
@@ -109,6 +110,10 @@ class MpiGroup {
   [[nodiscard]] int size() const { return static_cast<int>(members_.size()); }
   [[nodiscard]] CommBackend& messages() const { return *messages_; }
   [[nodiscard]] const NodeMap& nodes() const { return nodes_; }
+  [[nodiscard]] int add_progress(const std::weak_ptr<Progress>& progress) {
+    progress_->add(progress);
+    return messages_->add_progress(progress);
+  }
   [[nodiscard]] std::size_t memory_bytes() const {
     return messages_->memory_bytes() + staging_.size() + widened_.size() + sum_.size();
   }
@@ -150,6 +155,7 @@ class MpiGroup {
       ++groups_made;
       auto group = std::make_shared<MpiGroup>(mpi_, handle, part, options_, std::move(members), groups_made);
       group->observer_ = observer_;
+      group->progress_ = progress_;
       return group;
     });
   }
@@ -238,7 +244,9 @@ class MpiGroup {
     if (mpi_->wait(requests, Milliseconds{1}, MpiPatience::kEager)) [[likely]]
       return;
     const Deadline deadline(patience());
-    while (!mpi_->wait(requests, deadline.slice(), MpiPatience::kEager)) {
+    WaitProgress owed(*progress_);
+    while (!mpi_->wait(requests, owed.slice(deadline.slice()), MpiPatience::kEager)) {
+      owed.advance_for(awaited());
       check_interrupt();
       const auto report = [&] { return report_of(deadline); };
       deadline.passed() ? watched.expire(report) : watched.look(report);
@@ -249,6 +257,12 @@ class MpiGroup {
                         "which: zeroth.check_calls "
                         "compares the calls of all ranks"});
     }
+  }
+
+  /// MPI does not say who is missing.
+  [[nodiscard]] int awaited() const {
+    if (size() != 2) return Progress::kAnyRank;
+    return watched_.job_rank(members_[static_cast<std::size_t>(1 - rank())]);
   }
 
   /// MpiWorld knows the world; whoever reads its error also wants the call.
@@ -647,6 +661,7 @@ class MpiGroup {
   std::vector<int> members_;
   NodeMap nodes_;
   int number_;
+  std::shared_ptr<ProgressList> progress_ = std::make_shared<ProgressList>();  ///< of all groups of the rank
   Stream stream_;
   kernels::Isa isa_;
   std::shared_ptr<TrafficObserver> observer_;
@@ -705,6 +720,7 @@ class MpiCollectives final : public CommBackend {
     group_->messages().wait_until(predicate, context);
   }
   void notify() override {}
+  [[nodiscard]] int add_progress(std::weak_ptr<Progress> progress) override { return group_->add_progress(progress); }
   void check_peers(const WaitContext& context) override { group_->messages().check_peers(context); }
   void abort(const Error& error) noexcept override { group_->messages().abort(error); }
 

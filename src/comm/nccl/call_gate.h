@@ -42,7 +42,8 @@ class NoCalls final : public CommBackend {
     refuse("wait_until()");
   }
   void notify() override {}
-  void check_peers(const WaitContext& /*context*/) override {}  // the base is asked
+  [[nodiscard]] int add_progress(std::weak_ptr<Progress> /*progress*/) override { return 0; }  // it never waits
+  void check_peers(const WaitContext& /*context*/) override {}                                 // the base is asked
   void abort(const Error& /*error*/) noexcept override {}
   void count_one_sided(CollectiveKind /*kind*/, int /*peer*/, std::uint64_t /*bytes*/) override {}
   void set_observer(std::shared_ptr<TrafficObserver> /*observer*/) override {}

@@ -107,6 +107,10 @@ class NcclBackend final : public ForwardingBackend {
     return window;
   }
 
+  [[nodiscard]] int add_progress(std::weak_ptr<Progress> progress) override {
+    group_->job().progress.add(progress);
+    return inner().add_progress(std::move(progress));
+  }
   void abort(const Error& error) noexcept override {
     inner().abort(error);
     group_->job().abort(error.what());

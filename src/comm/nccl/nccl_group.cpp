@@ -311,8 +311,9 @@ bool NcclGroup::ready(Completion& completion) {
 void NcclGroup::await(FunctionRef<bool(Milliseconds)> done, const Awaited& awaited) {
   const Deadline deadline(job_->watched.patience(job_->options.timeout));
   WatchedWait watched(job_->watched.activity());
+  WaitProgress owed(job_->progress);
   const auto report = [&] { return report_of(deadline, awaited); };
-  while (!done(deadline.slice())) {
+  while (!done(owed.slice(deadline.slice()))) {
     try {
       look_up(awaited);
     } catch (const Error& error) {
@@ -322,6 +323,7 @@ void NcclGroup::await(FunctionRef<bool(Milliseconds)> done, const Awaited& await
     }
     if (!deadline.passed()) {
       watched.look(report);
+      if (!owed.idle()) owed.advance_for(awaited_rank(awaited));
       continue;
     }
     watched.expire(report);
@@ -355,6 +357,12 @@ std::vector<int> NcclGroup::missing(const Awaited& awaited) const {
     if (awaited.opens ? !board_->open(rank) : board_->posted(rank) < awaited.through) ranks.push_back(rank);
   }
   return ranks;
+}
+
+int NcclGroup::awaited_rank(const Awaited& awaited) const {
+  const std::vector<int> ranks = missing(awaited);
+  if (ranks.empty()) return Progress::kAnyRank;
+  return job_->watched.job_rank(world_ranks_[static_cast<std::size_t>(ranks.front())]);
 }
 
 WaitReport NcclGroup::report_of(const Deadline& deadline, const Awaited& awaited) const {

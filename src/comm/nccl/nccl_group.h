@@ -10,6 +10,7 @@
 #include "comm/nccl/call_gate.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/nccl/nccl_table.h"
+#include "comm/progress_list.h"
 #include "device/cuda/cuda_table.h"
 #include "device/cuda/event_cache.h"
 #include "device/stream_runtime.h"
@@ -47,6 +48,7 @@ class NcclJob {
   const CommOptions options;
   const Watched watched;
   const std::shared_ptr<EventCache> events;
+  ProgressList progress{};  ///< done in every wait of the host
 
   [[nodiscard]] void* stream() const { return stream_; }
   /// 4 bytes of the device.
@@ -144,6 +146,8 @@ class NcclGroup final : public CompletionSource, public std::enable_shared_from_
   /// base knows it.
   void throw_if_aborted(std::string_view what) const;
   [[nodiscard]] std::vector<int> missing(const Awaited& awaited) const;
+  /// Number in the job of one of them; Progress::kAnyRank if none is known.
+  [[nodiscard]] int awaited_rank(const Awaited& awaited) const;
   [[nodiscard]] WaitReport report_of(const Deadline& deadline, const Awaited& awaited) const;
   [[noreturn]] void throw_timeout(const Deadline& deadline, const Awaited& awaited) const;
   /// With an error that is being handled: ends the communicator, and throws that error.

@@ -85,7 +85,8 @@ class SelfBackend final : public CommBackend {
     }
   }
 
-  void notify() override {}  // nobody else waits
+  void notify() override {}                                                                    // nobody else waits
+  [[nodiscard]] int add_progress(std::weak_ptr<Progress> /*progress*/) override { return 0; }  // owes nobody anything
   void check_peers(const WaitContext& /*context*/) override { throw_if_aborted(*job_, group_); }
 
   void abort(const Error& error) noexcept override {

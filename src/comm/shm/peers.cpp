@@ -70,11 +70,13 @@ void Peers::wait(const GroupView& view, FunctionRef<bool()> predicate, FunctionR
   if (predicate()) return;
   const Deadline deadline(setup_.watched.patience(setup_.timeout));
   WatchedWait watched(setup_.watched.activity());
+  WaitProgress owed(progress);
   if (setup_.polling.time.count() > 0) {
     const auto end = SteadyClock::now() + setup_.polling.time;
     do {
       setup_.polling.pause();
       if (predicate()) return;  // it may be long: so the clock is looked at after each
+      owed.advance();
     } while (SteadyClock::now() < end);
   }
   JobControl& own = *setup_.controls[static_cast<std::size_t>(setup_.rank)];
@@ -91,12 +93,20 @@ void Peers::wait(const GroupView& view, FunctionRef<bool()> predicate, FunctionR
       if (failure->departed >= 0) watched.lose(report, setup_.watched.job_rank(failure->departed));
       raise(view, context, *failure);
     }
+    // After the doorbell was read: news that come from now on ring it.
+    if (!owed.idle()) owed.advance_for(awaited(view, context));
     futex_wait(own.doorbell, rung, deadline.slice());
     if (SteadyClock::now() < look_up) continue;
     check_interrupt();
     watched.look(report);
     look_up = SteadyClock::now() + kWaitSlice;
   }
+}
+
+int Peers::awaited(const GroupView& view, FunctionRef<WaitContext()> context) const {
+  const std::vector<int> missing = missing_of(context());
+  if (missing.empty()) return Progress::kAnyRank;
+  return setup_.watched.job_rank(view.world_ranks[static_cast<std::size_t>(missing.front())]);
 }
 
 void Peers::check(const GroupView& view, const Deadline& deadline, FunctionRef<WaitContext()> context) {

@@ -5,6 +5,7 @@
 #include "comm/control/watched.h"
 #include "comm/function_ref.h"
 #include "comm/polling.h"
+#include "comm/progress_list.h"
 #include "comm/shm/control_block.h"
 
 #include <zeroth/base/deadline.h>
@@ -76,6 +77,11 @@ class Peers {
   void throw_if_aborted(const GroupView& view, FunctionRef<WaitContext()> context) const;
   void abort(const Error& error) noexcept;
 
+  /// Done in every wait(); a notify() wakes whoever sleeps for it, since a rank has one doorbell for all its groups.
+  ProgressList progress{};
+  /// This rank's number in the job.
+  [[nodiscard]] int job_rank() const { return setup_.watched.job_rank(setup_.rank); }
+
   /// [Note: Program order] Matched calls of one rank run in the order of their submission on whatever stream:
   /// each waits for the event of the one before. Else two streams in chaos mode could make two ranks wait for
   /// each other.
@@ -92,6 +98,8 @@ class Peers {
                                                     FunctionRef<WaitContext()> context) const;
   [[nodiscard]] WaitReport report_of(const GroupView& view, const Deadline& deadline,
                                      FunctionRef<WaitContext()> context) const;
+  /// Number in the job of one whom the wait cannot do without; Progress::kAnyRank if it does not know.
+  [[nodiscard]] int awaited(const GroupView& view, FunctionRef<WaitContext()> context) const;
   [[nodiscard]] std::optional<Error> find_abort(const GroupView& view, FunctionRef<WaitContext()> context) const;
   [[noreturn]] void raise(const GroupView& view, FunctionRef<WaitContext()> context, const Failure& failure);
   /// [Note: Told losses] A rank that ends because it has lost a peer is lost to the others in turn, and they may notice

@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 namespace zeroth::detail {
 
@@ -28,6 +29,10 @@ class SegmentBackend final : public CommBackend {
     engine_->wait_until(predicate, context);
   }
   void notify() override { engine_->notify(); }
+  [[nodiscard]] int add_progress(std::weak_ptr<Progress> progress) override {
+    engine_->peers().progress.add(std::move(progress));
+    return engine_->peers().job_rank();
+  }
   void check_peers(const WaitContext& context) override { engine_->check_peers(context); }
   void abort(const Error& error) noexcept override { engine_->peers().abort(error); }
   void count_one_sided(CollectiveKind kind, int peer, std::uint64_t bytes) override {
