@@ -45,13 +45,12 @@ class WaitProgress {
     if (!list_.empty()) [[unlikely]]
       busy_ = list_.advance();
   }
-  /// The same before a sleep; `rank`: its number in the job.
-  void advance_for(int rank) {
+  /// The last look was in vain, and this rank sleeps for `rank`, its number in the job.
+  void sleeps_for(int rank) {
     if (list_.empty()) [[likely]]
       return;
     awaits_ = true;
     list_.set_awaited(rank);
-    busy_ = list_.advance();
   }
   /// How long the wait may sleep where nobody wakes it.
   [[nodiscard]] Milliseconds slice(Milliseconds most) const {

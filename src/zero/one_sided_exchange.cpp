@@ -20,6 +20,7 @@
 #include "zero/matched_sums.h"
 #include "zero/signals.h"
 
+#include <zeroth/base/deadline.h>
 #include <zeroth/base/failpoint.h>
 #include <zeroth/shard/degrees.h>
 
@@ -37,6 +38,9 @@
 
 namespace zeroth {
 namespace {
+
+/// A rank that sleeps so long for nobody knows whom counts as waiting for any.
+constexpr Milliseconds kUnknownTime{200};
 
 class OneSidedExchange final : public GradientExchange {
  public:
@@ -136,13 +140,22 @@ class OneSidedExchange final : public GradientExchange {
   void announce_later(SignalWord& word, std::uint64_t value);
   void announce(SignalWord& word, std::uint64_t value);
   [[nodiscard]] bool anybody_pressed() const;
+  [[nodiscard]] bool is_local(std::uint64_t number) const;
   [[nodiscard]] std::uint64_t news() const;
+  /// What who waits looks at: whether it has changed.
+  struct Look {
+    std::uint64_t news = 0;
+    std::uint64_t awaited = 0;  ///< sum of these words; 0 where nobody is pressed
+    bool operator==(const Look&) const = default;
+  };
+  [[nodiscard]] Look look() const;
   [[nodiscard]] bool consumed_by_all(int flat) const;
   [[nodiscard]] bool sums_taken_by_all() const;
   void progress(int flat);
   void progress_all();
-  [[nodiscard]] std::vector<int> stuck_ranks() const;
-  void serve_pressure();
+  /// By words that were read after `news`.
+  [[nodiscard]] std::vector<int> stuck_ranks(std::uint64_t news) const;
+  void serve_pressure(std::uint64_t news);
   [[nodiscard]] Pull pull_of(int flat, int source, const Publication& theirs) const;
   void spill(int flat, int source, const Publication& theirs);
   [[nodiscard]] Part part_of(int source, int flat, std::uint64_t backward, std::uint64_t event) const;
@@ -176,10 +189,11 @@ class OneSidedExchange final : public GradientExchange {
   std::uint64_t steps_ = 0;
   std::map<std::tuple<int, std::uint64_t, int>, Spill> spilled_;  ///< (flat, code, source)
   const std::shared_ptr<Owed> owed_ = std::make_shared<Owed>(*this);
-  std::uint64_t seen_ = 0;             ///< news at the last advance()
-  std::uint64_t announced_later_ = 0;  ///< tasks of announce_later() that have not run
-  bool in_step_ = false;               ///< has published what perhaps not all have summed
-  bool resting_ = true;                ///< no call of advance() or of wait() is under way
+  Look seen_{};                                             ///< at the last advance()
+  std::optional<SteadyClock::time_point> unknown_since_{};  ///< begin of a sleep for a rank that is no local peer
+  std::uint64_t announced_later_ = 0;                       ///< tasks of announce_later() that have not run
+  bool in_step_ = false;                                    ///< has published what perhaps not all have summed
+  bool resting_ = true;                                     ///< no call of advance() or of wait() is under way
 };
 
 bool OneSidedExchange::consumed_by_all(int flat) const {
@@ -330,20 +344,19 @@ void OneSidedExchange::progress() {
   });
 }
 
-std::vector<int> OneSidedExchange::stuck_ranks() const {
+std::vector<int> OneSidedExchange::stuck_ranks(std::uint64_t news) const {
   // [Note: Stuck] A rank is stuck if it waits for a slot whose bucket some owner cannot take, because another stuck
   // rank has not said yet whether it takes part in that event; or if it has come to a collective and another stuck
   // rank has not; or if it sleeps in a call of another group for another stuck rank. The largest such set: start with
   // all that wait, drop whoever will get on. Ranks that go through the model in one order are never stuck, however slow
-  // one of them is. A rank of another node, whose words cannot be read, may be stuck.
-  const auto awaits = [this](int rank, int other) {
-    const std::uint64_t awaited = memory_.signals(rank).awaited().load();
-    if (awaited == 0 || other == rank) return false;
-    if (awaited == Signals::kAwaitsAny || memory_.signals(other).number().load() == awaited) return true;
-    for (int index = 0; index < local_peers_.count; ++index) {
-      if (memory_.signals(local_peers_.rank(index)).number().load() == awaited) return false;
-    }
-    return true;
+  // one of them is.
+  //
+  // [Note: Awaited] Who sleeps in a call may have got what it waits for, and not have woken yet. So its word says of
+  // which news it knew when it last looked in vain, and counts only while there are no others: a rank that is pressed
+  // has told so, after it had done its part in all calls before.
+  const auto awaits = [&](int rank) {
+    const Awaited awaited = awaited_of(memory_.signals(rank).awaited().load());
+    return awaited.news == (news & Awaited::kNewsMask) ? awaited.number : 0;
   };
   const auto calls_of = [this](int rank) { return memory_.signals(rank).sync_point().load() >> 8U; };
   std::uint64_t fewest_calls = calls_of(local_peers_.rank(0));
@@ -353,12 +366,14 @@ std::vector<int> OneSidedExchange::stuck_ranks() const {
   for (int index = 0; index < local_peers_.count; ++index) {
     const int rank = local_peers_.rank(index);
     const std::uint64_t pressed = memory_.signals(rank).pressure().load();
-    if ((pressed != 0 && pressed <= model_.units.size()) || calls_of(rank) > fewest_calls ||
-        memory_.signals(rank).awaited().load() != 0)
+    if ((pressed != 0 && pressed <= model_.units.size()) || calls_of(rank) > fewest_calls || awaits(rank) != 0)
       stuck.push_back(rank);
   }
   const auto waits_for = [&](int rank, int other) {
-    if (calls_of(rank) > calls_of(other) || awaits(rank, other)) return true;
+    if (calls_of(rank) > calls_of(other)) return true;
+    const std::uint64_t awaited = awaits(rank);
+    if (awaited == Awaited::kAny ? other != rank : awaited != 0 && awaited == memory_.signals(other).number().load())
+      return true;
     const std::uint64_t pressed = memory_.signals(rank).pressure().load();
     if (other == rank || pressed == 0 || pressed > model_.units.size()) return false;
     if (sub_group_of(rank, memory_.degrees().gradient, 1) != sub_group_of(other, memory_.degrees().gradient, 1))
@@ -379,10 +394,10 @@ std::vector<int> OneSidedExchange::stuck_ranks() const {
   return stuck;
 }
 
-void OneSidedExchange::serve_pressure() {
+void OneSidedExchange::serve_pressure(std::uint64_t news) {
   if (!anybody_pressed()) return;
   const Signals& own = memory_.signals(memory_.rank());
-  for (const int source : stuck_ranks()) {
+  for (const int source : stuck_ranks(news)) {
     const std::uint64_t pressed = memory_.signals(source).pressure().load();
     if (!in_run(source) || pressed == 0 || pressed > model_.units.size()) continue;
     for (const int flat : model_.unit_flats[pressed - 1]) {
@@ -420,17 +435,33 @@ bool OneSidedExchange::anybody_pressed() const {
   return false;
 }
 
+bool OneSidedExchange::is_local(std::uint64_t number) const {
+  for (int index = 0; index < local_peers_.count; ++index) {
+    if (memory_.signals(local_peers_.rank(index)).number().load() == number) return true;
+  }
+  return false;
+}
+
+OneSidedExchange::Look OneSidedExchange::look() const {
+  Look look{.news = news()};
+  if (!anybody_pressed()) return look;
+  for (int index = 0; index < local_peers_.count; ++index)
+    look.awaited += memory_.signals(local_peers_.rank(index)).awaited().load();
+  return look;
+}
+
 bool OneSidedExchange::advance() {
   if (!resting_) return false;  // a wait inside of it, or the exchange's own wait, which does the same
   // Perhaps others wait for it. A task of this stream that waits, as a matched sum's, has none of these behind it.
   if (announced_later_ > 0) reduce_stream_.synchronize();
-  const std::uint64_t now = news();
+  const Look now = look();  // before the words are read: what changes afterwards is new at the next look
   if (now != seen_) {
-    seen_ = now;  // before the words are read: what changes after this look is news at the next one
+    const bool has_news = now.news != seen_.news;
+    seen_ = now;
     resting_ = false;
     // An error leaves it so: whoever waits gets it once, and the engine's own calls find it again.
-    progress_all();
-    serve_pressure();
+    if (has_news) progress_all();
+    serve_pressure(now.news);
     resting_ = true;
   }
   return in_step_ || anybody_pressed();
@@ -438,18 +469,29 @@ bool OneSidedExchange::advance() {
 
 void OneSidedExchange::set_awaited(int rank) {
   if (!resting_) return;  // the other words say what the exchange waits for
+  std::uint64_t number = static_cast<std::uint64_t>(rank) + 1;
+  if (rank == Progress::kAnyRank || number >= Awaited::kAny || !is_local(number)) {
+    // Mostly for one that computes: who then copies its gradients aside does so in vain.
+    const SteadyClock::time_point now = SteadyClock::now();
+    if (!unknown_since_) unknown_since_ = now;
+    if (now - *unknown_since_ < kUnknownTime) return;
+    number = Awaited::kAny;
+  }
   SignalWord& awaited = memory_.signals(memory_.rank()).awaited();
-  const std::uint64_t word = rank == Progress::kAnyRank ? Signals::kAwaitsAny : static_cast<std::uint64_t>(rank) + 1;
+  // News of before the look that was in vain.
+  const std::uint64_t word = word_of(Awaited{.number = number, .news = seen_.news});
   if (awaited.load(std::memory_order_relaxed) == word) return;
   awaited.store(word);
-  // Nobody else wants to know, and who is pressed from now on tells all, and reads this word.
+  // Nobody else wants to know, and who is pressed from now on tells all.
   if (!anybody_pressed()) return;
-  memory_.signals(memory_.rank()).news().fetch_add(1);
   memory_.local_group().notify();
+  advance();
 }
 
 void OneSidedExchange::clear_awaited() noexcept {
-  if (resting_) memory_.signals(memory_.rank()).awaited().store(0);
+  if (!resting_) return;
+  unknown_since_.reset();
+  memory_.signals(memory_.rank()).awaited().store(0);
 }
 
 void OneSidedExchange::announce_later(SignalWord& word, std::uint64_t value) {
@@ -487,17 +529,20 @@ void OneSidedExchange::wait(const std::string& what, const std::function<bool()>
                             std::function<std::vector<int>()> missing) {
   reduce_stream_.synchronize();  // peers may be waiting for what this rank has not yet published
   if (before_wait_) before_wait_();
-  std::optional<std::uint64_t> seen;
+  std::optional<Look> seen;
   const Unresting unresting(resting_);
   memory_.local_group().wait_until(
       [&] {
-        // Read before the words: what changes after this look is news at the next one.
-        const std::uint64_t now = news();
+        // Read before the words: what changes after this look is new at the next one.
+        const Look now = look();
         if (now == seen) return false;
+        const bool has_news = !seen || now.news != seen->news;
         seen = now;
-        progress_all();
-        if (done()) return true;
-        serve_pressure();
+        if (has_news) {
+          progress_all();
+          if (done()) return true;
+        }
+        serve_pressure(now.news);
         return done();
       },
       {.what = what, .missing = std::move(missing)});

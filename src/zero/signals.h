@@ -36,6 +36,22 @@ struct Publication {
   return publication.code << 1U | (publication.wide ? 1U : 0U);
 }
 
+/// What a rank sleeps for in a call of another group.
+struct Awaited {
+  static constexpr std::uint64_t kAny = 0xffff;  ///< it does not know for whom
+  static constexpr std::uint64_t kNewsMask = ~std::uint64_t{0} >> 16U;
+
+  std::uint64_t number = 0;  ///< of a rank in the job, plus 1; 0: it does not sleep
+  std::uint64_t news = 0;    ///< sum of all ranks', as it was before it last looked in vain, of 48 bits
+};
+
+[[nodiscard]] constexpr std::uint64_t word_of(const Awaited& awaited) {
+  return awaited.news << 16U | awaited.number;
+}
+[[nodiscard]] constexpr Awaited awaited_of(std::uint64_t word) {
+  return {.number = word & 0xffffU, .news = word >> 16U};
+}
+
 /// Where the words lie inside a rank's block.
 class SignalLayout {
  public:
@@ -77,15 +93,12 @@ class Signals {
   [[nodiscard]] SignalWord& updated() const { return words_[4]; }
   /// The step, as the number of its first backward's successor, of which summed() is complete.
   [[nodiscard]] SignalWord& summed_all() const { return words_[5]; }
-  /// What this rank sleeps for outside of the exchange of gradients: the number of a rank in the job, plus 1;
-  /// kAwaitsAny; 0 if it does not.
+  /// word_of() what this rank sleeps for outside of the exchange of gradients; 0 if it does not.
   [[nodiscard]] SignalWord& awaited() const { return words_[6]; }
-  static constexpr std::uint64_t kAwaitsAny = ~std::uint64_t{0};
   /// This rank's number in the job, plus 1. Constant as `tag`.
   [[nodiscard]] SignalWord& number() const { return words_[7]; }
   /// Counts this rank's news: grows after every change of a word above or below but `updated`, `awaited`, `epoch` and
-  /// constants, so
-  /// that who waits for any of them polls one word a rank. A cache line of its own.
+  /// constants, so that who waits for any of them polls one word a rank. A cache line of its own.
   [[nodiscard]] SignalWord& news() const { return words_[kCacheLineBytes / sizeof(SignalWord)]; }
   /// Version of what this rank has at rest of `flat`: updates done, plus one.
   [[nodiscard]] SignalWord& epoch(int flat) const { return word(0, flat); }

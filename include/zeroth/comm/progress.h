@@ -23,7 +23,8 @@ class Progress {
   /// thrown as it is; afterwards it does nothing.
   virtual bool advance() = 0;
 
-  /// This rank sleeps until `rank` has done its part; numbers as add_progress() counts them. advance() follows.
+  /// This rank has looked in vain since the last advance(), and sleeps until `rank` has done its part; numbers as
+  /// add_progress() counts them.
   virtual void set_awaited(int rank) = 0;
   /// That wait is over.
   virtual void clear_awaited() noexcept = 0;

@@ -132,7 +132,8 @@ void MessageLinks::check_wait(Waiting& waiting, int peer, const CallDescriptor& 
             .expected = between_two(about) ? text_of(about) : fmt::format("{} from rank {}", text_of(about), peer),
             .got = "nothing",
             .hint = "that rank computes longer than the timeout, hangs, or takes another path"});
-  waiting.owed.advance_for(job_->watched.job_rank(member(peer)));
+  waiting.owed.sleeps_for(job_->watched.job_rank(member(peer)));
+  waiting.owed.advance();
 }
 
 }  // namespace zeroth::detail

@@ -246,7 +246,8 @@ class MpiGroup {
     const Deadline deadline(patience());
     WaitProgress owed(*progress_);
     while (!mpi_->wait(requests, owed.slice(deadline.slice()), MpiPatience::kEager)) {
-      owed.advance_for(awaited());
+      owed.sleeps_for(awaited());
+      owed.advance();
       check_interrupt();
       const auto report = [&] { return report_of(deadline); };
       deadline.passed() ? watched.expire(report) : watched.look(report);

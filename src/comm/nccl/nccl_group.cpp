@@ -323,7 +323,8 @@ void NcclGroup::await(FunctionRef<bool(Milliseconds)> done, const Awaited& await
     }
     if (!deadline.passed()) {
       watched.look(report);
-      if (!owed.idle()) owed.advance_for(awaited_rank(awaited));
+      if (!owed.idle()) owed.sleeps_for(awaited_rank(awaited));
+      owed.advance();
       continue;
     }
     watched.expire(report);

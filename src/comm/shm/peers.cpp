@@ -86,6 +86,10 @@ void Peers::wait(const GroupView& view, FunctionRef<bool()> predicate, FunctionR
   for (;;) {
     const std::uint32_t rung = own.doorbell.load();
     if (predicate()) return;
+    if (!owed.idle()) {  // after the doorbell was read: news that come from now on ring it
+      owed.advance();
+      if (predicate()) return;
+    }
     if (const std::optional<Failure> failure = find_failure(view, deadline, context)) {
       // The peer may have done what we wait for and left in the meantime.
       if (predicate()) return;
@@ -93,8 +97,7 @@ void Peers::wait(const GroupView& view, FunctionRef<bool()> predicate, FunctionR
       if (failure->departed >= 0) watched.lose(report, setup_.watched.job_rank(failure->departed));
       raise(view, context, *failure);
     }
-    // After the doorbell was read: news that come from now on ring it.
-    if (!owed.idle()) owed.advance_for(awaited(view, context));
+    if (!owed.idle()) owed.sleeps_for(awaited(view, context));
     futex_wait(own.doorbell, rung, deadline.slice());
     if (SteadyClock::now() < look_up) continue;
     check_interrupt();
