@@ -185,10 +185,6 @@ void Engine::end_gradients(int unit) {
   if (!gradients_complete(unit)) gradients_->end_unit(unit, uses_->expected());
 }
 
-bool Engine::completes_unit(int param) const {
-  return uses_->completes_unit(param);
-}
-
 bool Engine::gradients_complete(int unit) const {
   return uses_->gradients_complete(unit);
 }

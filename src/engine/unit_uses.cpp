@@ -98,11 +98,6 @@ void UnitUses::expect_gradient(int param, bool expected) {
   of(unit_of(param)).trainable += expected ? 1 : -1;
 }
 
-bool UnitUses::completes_unit(int param) const {
-  const Use& use = of(unit_of(param));
-  return use.arrived + 1 == use.trainable && !use.seen[position_in_unit(param)];
-}
-
 bool UnitUses::gradients_complete(int unit) const {
   const Use& use = of(unit);
   return use.arrived == use.trainable;

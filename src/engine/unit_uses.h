@@ -32,7 +32,6 @@ class UnitUses {
   void expect_gradient(int param, bool expected);
   /// One a parameter: backwards bring its gradient.
   [[nodiscard]] const std::vector<bool>& expected() const { return expected_; }
-  [[nodiscard]] bool completes_unit(int param) const;
   [[nodiscard]] bool gradients_complete(int unit) const;
 
  private:

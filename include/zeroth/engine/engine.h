@@ -136,8 +136,6 @@ class Engine {
   /// the pre_backward() of the next unit. Then ranks that leave out different parameters reduce and gather in one
   /// order.
   void end_gradients(int unit);
-  /// True if the parameter's gradient would be the last one that its unit expects in this backward.
-  [[nodiscard]] bool completes_unit(int param) const;
   /// True if all expected gradients of the unit have come in this backward.
   [[nodiscard]] bool gradients_complete(int unit) const;
   /// Publishes all open buckets and gives back all leases of the backward. It waits for other ranks only where
