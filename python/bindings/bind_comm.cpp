@@ -3,6 +3,7 @@
 #include <zeroth/base/error.h>
 #include <zeroth/comm/mesh.h>
 #include <zeroth/engine/world.h>
+#include <zeroth/libtorch/model_description.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -29,27 +30,6 @@ using Counts = std::optional<std::vector<std::int64_t>>;
 using MaybeTensor = std::optional<at::Tensor>;
 
 constexpr const char* kDTypes = "float64, float32, bfloat16, float16, int64, int32 or uint8";
-
-std::optional<DType> dtype_of(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kDouble:
-      return DType::kFloat64;
-    case at::kFloat:
-      return DType::kFloat32;
-    case at::kBFloat16:
-      return DType::kBFloat16;
-    case at::kHalf:
-      return DType::kFloat16;
-    case at::kLong:
-      return DType::kInt64;
-    case at::kInt:
-      return DType::kInt32;
-    case at::kByte:
-      return DType::kUInt8;
-    default:
-      return std::nullopt;
-  }
-}
 
 ReduceOp op_of(const std::string& name) {
   for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax}) {
@@ -204,7 +184,7 @@ class Communicator {
     if (!tensor.is_cpu())
       refuse(call, argument, "a tensor is on another device", "cpu", tensor.device().str(),
              "ranks exchange CPU memory: copy it with tensor.cpu()");
-    const std::optional<DType> dtype = dtype_of(tensor);
+    const std::optional<DType> dtype = libtorch::dtype_of(tensor.scalar_type());
     if (!dtype.has_value())
       refuse(call, argument, "ranks do not exchange this dtype", kDTypes, c10::toString(tensor.scalar_type()),
              tensor.scalar_type() == at::kBool ? "pass tensor.view(torch.uint8)" : "convert it with tensor.to()");

@@ -116,17 +116,30 @@ std::string common_path(const std::string& one, const std::string& other) {
 
 }  // namespace
 
-DType dtype_of(const at::Tensor& tensor, const std::string& name) {
-  switch (tensor.scalar_type()) {
+std::optional<DType> dtype_of(at::ScalarType type) {
+  switch (type) {
     case at::kDouble:
       return DType::kFloat64;
     case at::kFloat:
       return DType::kFloat32;
     case at::kBFloat16:
       return DType::kBFloat16;
+    case at::kHalf:
+      return DType::kFloat16;
+    case at::kLong:
+      return DType::kInt64;
+    case at::kInt:
+      return DType::kInt32;
+    case at::kByte:
+      return DType::kUInt8;
     default:
-      break;
+      return std::nullopt;
   }
+}
+
+DType dtype_of(const at::Tensor& tensor, const std::string& name) {
+  const std::optional<DType> dtype = dtype_of(tensor.scalar_type());
+  if (dtype && is_trained(*dtype)) return *dtype;
   throw Error(ErrorCode::kModel, "a parameter has a dtype that is not trained here",
               {.where = "libtorch.scan",
                .which = name,
@@ -140,14 +153,7 @@ namespace {
 
 /// A parameter that never trains is kept and gathered as bytes, so only the size of its elements counts.
 DType frozen_dtype_of(const at::Tensor& tensor, const std::string& name) {
-  switch (tensor.scalar_type()) {
-    case at::kDouble:
-    case at::kFloat:
-    case at::kBFloat16:
-      return dtype_of(tensor, name);
-    default:
-      break;
-  }
+  if (const std::optional<DType> dtype = dtype_of(tensor.scalar_type()); dtype && is_trained(*dtype)) return *dtype;
   if (!tensor.is_quantized()) {
     switch (tensor.element_size()) {
       case 1:

@@ -20,7 +20,7 @@ struct ScannedModel {
 /// Finds the Units of a module and everything in them; see describe_model().
 [[nodiscard]] ScannedModel scan_model(torch::nn::Module& model, const std::vector<ParamGroup>& groups);
 
-/// The core's dtype of a tensor; throws kModel naming `name` for others.
+/// The dtype of a parameter that trains; throws kModel naming `name` for others.
 [[nodiscard]] DType dtype_of(const at::Tensor& tensor, const std::string& name);
 
 }  // namespace zeroth::libtorch

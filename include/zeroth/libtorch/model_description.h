@@ -7,10 +7,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace zeroth::libtorch {
+
+/// The core's dtype of torch's elements; none for those that the core has not.
+[[nodiscard]] std::optional<DType> dtype_of(at::ScalarType type);
 
 struct NamedBuffer {
   std::string name{};
