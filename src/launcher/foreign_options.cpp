@@ -84,13 +84,13 @@ constexpr Foreign kForeign[] = {
     {"--machinefile", "write --hostfile FILE"},
 };
 
+}  // namespace
+
 std::string with_hyphens(std::string_view name) {
   std::string text(name);
   std::ranges::replace(text, '_', '-');
   return text;
 }
-
-}  // namespace
 
 std::string hint_for_foreign_option(std::string_view name) {
   const std::string wanted = with_hyphens(name);

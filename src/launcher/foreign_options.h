@@ -8,6 +8,9 @@
 
 namespace zeroth::launcher {
 
+/// The name of an option as zeroth-run writes it: '-' for '_'.
+[[nodiscard]] std::string with_hyphens(std::string_view name);
+
 /// What to write here for an option of another launcher ("--rdzv_endpoint", "-H"); "" for none of theirs.
 [[nodiscard]] std::string hint_for_foreign_option(std::string_view name);
 

@@ -94,10 +94,9 @@ std::string list_of_failpoints() {
 /// "" where there is none.
 std::string hint_for_unknown(const std::string& name, const std::vector<std::string>& known) {
   if (std::string hint = hint_for_foreign_option(name); !hint.empty()) return hint;
-  std::string with_hyphens = name;
-  std::ranges::replace(with_hyphens, '_', '-');
-  const bool is_known = std::ranges::find(known, with_hyphens) != known.end();
-  const std::string near = is_known ? with_hyphens : nearest_name(name, known);
+  const std::string own = with_hyphens(name);
+  const bool is_known = std::ranges::find(known, own) != known.end();
+  const std::string near = is_known ? own : nearest_name(name, known);
   return near.empty() ? "" : "did you mean " + near + "?";
 }
 
