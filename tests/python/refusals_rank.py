@@ -15,6 +15,7 @@ import forks
 import torch
 import torch.distributed as dist
 import zoo
+from told import told
 from torch import nn
 from torch._dynamo import compiled_autograd
 from torch.distributed.device_mesh import init_device_mesh
@@ -216,16 +217,6 @@ ENDS: dict[str, tuple[int, Callable[[Training], None]]] = {
     "written": (3, written),
 }
 """with the stage"""
-
-
-def told(name: str, rank: int, attempt: Callable[[], object]) -> None:
-    """Prints the error that `attempt` must end with."""
-    try:
-        attempt()
-    except zeroth.Error as error:
-        print(f"{name}: rank {rank} is told {error}", flush=True)
-    else:
-        raise AssertionError("nothing was refused")
 
 
 def ends(mistake: Callable[[Training], None], stage: int, alone: bool, name: str, rank: int) -> None:

@@ -12,6 +12,7 @@ import torch
 import zoo
 from alone import config
 from safetensors.torch import load_file
+from told import told
 from torch import nn
 
 import zeroth
@@ -21,16 +22,6 @@ SHORT = {"zeroth": {"timeout_ms": 20_000}}
 
 def batch(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     return next(zoo.batches(2, 1, 1))[0][rank]
-
-
-def told(name: str, rank: int, attempt: Callable[[], object]) -> None:
-    """Prints the error that `attempt` must end with."""
-    try:
-        attempt()
-    except zeroth.Error as error:
-        print(f"{name}: rank {rank} is told {error}", flush=True)
-    else:
-        raise AssertionError("nothing was refused")
 
 
 def layers(stage: int, rank: int) -> None:

@@ -152,59 +152,54 @@ class Hypers(unittest.TestCase):
 
 
 class Backwards(unittest.TestCase):
-    def test_a_graph_may_be_retained(self) -> None:
-        def trained(stage: int | None) -> list[torch.Tensor]:
-            model = zoo.make("plain")
-            engine = None if stage is None else zeroth.Engine(model, config(stage), log_level="off")
-            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-            for _ in range(2):
-                loss = model(*BATCH)
-                if engine is None:
-                    loss.backward(retain_graph=True)
-                    loss.backward(torch.full_like(loss, 0.5))
-                    optimizer.step()
-                    optimizer.zero_grad()
-                else:
-                    engine.backward(loss, retain_graph=True)
-                    engine.backward(loss, gradient=torch.full_like(loss, 0.5))
-                    self.assertTrue(engine.step().committed)
-            if engine is not None:
-                engine.close()
-            return [parameter.detach().clone() for parameter in model.parameters()]
+    def trained(
+        self, stage: int | None, backwards: Callable[[torch.Tensor, torch.Tensor, zeroth.Engine | None], object]
+    ) -> list[torch.Tensor]:
+        """By torch if there is no stage. `backwards(loss, inner, engine)`: with a feature inside the model."""
+        model = zoo.make("plain")
+        engine = None if stage is None else zeroth.Engine(model, config(stage), log_level="off")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        inner: list[torch.Tensor] = []
+        model.first.register_forward_hook(lambda module, args, output: inner.append(output))
+        for _ in range(2):
+            backwards(model(*BATCH), inner[-1], engine)
+            if engine is None:
+                optimizer.step()
+                optimizer.zero_grad()
+            else:
+                self.assertTrue(engine.step().committed)
+        if engine is not None:
+            engine.close()
+        return [parameter.detach().clone() for parameter in model.parameters()]
 
-        expected = trained(None)
+    def assert_as_in_torch(self, stage: int, by_engine: Callable[..., object], by_torch: Callable[..., object]) -> None:
+        for mine, theirs in zip(self.trained(stage, by_engine), self.trained(None, by_torch), strict=True):
+            self.assertLess((mine - theirs).abs().max().item(), 1e-12)
+
+    def test_a_graph_may_be_retained(self) -> None:
+        def by_torch(loss: torch.Tensor, inner: torch.Tensor, engine: None) -> None:
+            loss.backward(retain_graph=True)
+            loss.backward(torch.full_like(loss, 0.5))
+
+        def by_engine(loss: torch.Tensor, inner: torch.Tensor, engine: zeroth.Engine) -> None:
+            engine.backward(loss, retain_graph=True)
+            engine.backward(loss, gradient=torch.full_like(loss, 0.5))
+
         for stage in STAGES:
-            for mine, theirs in zip(trained(stage), expected, strict=True):
-                self.assertLess((mine - theirs).abs().max().item(), 1e-12)
+            self.assert_as_in_torch(stage, by_engine, by_torch)
 
     def test_a_second_backward_from_inside_works(self) -> None:
-        def trained(stage: int | None, plain: bool) -> list[torch.Tensor]:
-            model = zoo.make("plain")
-            engine = None if stage is None else zeroth.Engine(model, config(stage), log_level="off")
-            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-            inner: list[torch.Tensor] = []
-            model.first.register_forward_hook(lambda module, args, output: inner.append(output))
-            for _ in range(2):
-                loss = model(*BATCH)
-                for one in (loss, inner[-1].square().sum()):
-                    if engine is None or plain:
-                        one.backward(retain_graph=True)
-                    else:
-                        engine.backward(one, retain_graph=True)
-                if engine is None:
-                    optimizer.step()
-                    optimizer.zero_grad()
-                else:
-                    self.assertTrue(engine.step().committed)
-            if engine is not None:
-                engine.close()
-            return [parameter.detach().clone() for parameter in model.parameters()]
+        def by_torch(loss: torch.Tensor, inner: torch.Tensor, engine: zeroth.Engine | None) -> None:
+            for one in (loss, inner.square().sum()):
+                one.backward(retain_graph=True)
 
-        expected = trained(None, True)
+        def by_engine(loss: torch.Tensor, inner: torch.Tensor, engine: zeroth.Engine) -> None:
+            for one in (loss, inner.square().sum()):
+                engine.backward(one, retain_graph=True)
+
         for stage in STAGES:
-            for plain in (True, False):
-                for mine, theirs in zip(trained(stage, plain), expected, strict=True):
-                    self.assertLess((mine - theirs).abs().max().item(), 1e-12)
+            for backwards in (by_torch, by_engine):
+                self.assert_as_in_torch(stage, backwards, by_torch)
 
 
 class Configurations(unittest.TestCase):
