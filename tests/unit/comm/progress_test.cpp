@@ -47,8 +47,10 @@ struct Transport {
 
 class ProgressOf : public ::testing::TestWithParam<Transport> {
  protected:
-  [[nodiscard]] static RankReport run(const RankBody& body, bool abort_on_failure = true) {
+  [[nodiscard]] static RankReport run(const RankBody& body, bool abort_on_failure = true,
+                                      Milliseconds timeout = quick_options().timeout) {
     ThreadRanksOptions options{.abort_on_failure = abort_on_failure, .transport = GetParam().transport};
+    options.comm.timeout = timeout;
     options.comm.nodes = nodes_of_ranks(4, GetParam().per_node);
     return try_ranks(4, body, options);
   }
@@ -124,18 +126,22 @@ TEST_P(ProgressOf, NothingIsOwedAfterwards) {
 }
 
 /// An error ends the wait in which it comes up, in its own words.
+// Messages that tell of no abort leave rank 1 waiting in vain: it gets a short deadline.
 TEST_P(ProgressOf, AnErrorIsTheCallersOnce) {
   std::atomic<int> thrown{0};
-  const RankReport report = run([&](int rank, const std::shared_ptr<CommBackend>& backend) {
-    const auto owed = std::make_shared<Owed>([&] {
-      if (rank != 0) return;
-      ++thrown;
-      throw Error(ErrorCode::kMismatch, "ranks have other layouts", {.where = "zero.reduce", .which = "unit block.3"});
-    });
-    (void)backend->add_progress(owed);
-    if (rank == 1) std::this_thread::sleep_for(Milliseconds{100});
-    Communicator(backend).barrier();
-  });
+  const RankReport report = run(
+      [&](int rank, const std::shared_ptr<CommBackend>& backend) {
+        const auto owed = std::make_shared<Owed>([&] {
+          if (rank != 0) return;
+          ++thrown;
+          throw Error(ErrorCode::kMismatch, "ranks have other layouts",
+                      {.where = "zero.reduce", .which = "unit block.3"});
+        });
+        (void)backend->add_progress(owed);
+        if (rank == 1) std::this_thread::sleep_for(Milliseconds{100});
+        Communicator(backend).barrier();
+      },
+      /*abort_on_failure=*/true, Milliseconds{3'000});
   EXPECT_EQ(thrown.load(), 1);
   bool found = false;
   for (const RankFailure& failure : report.failures) {
