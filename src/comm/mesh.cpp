@@ -35,23 +35,17 @@ void validate(const MeshSpec& spec, int world_size) {
             .got = product > world_size ? "more than that" : std::to_string(product)});
 }
 
-Mesh::Mesh(std::shared_ptr<CommBackend> world, MeshSpec spec) : world_(std::move(world)), spec_(std::move(spec)) {
-  validate(spec_, world_->size());
-  Communicator(world_).barrier("mesh " + describe(spec_));  // ranks compare the name
-  coordinates_.resize(spec_.axes.size());
-  int rest = world_->rank();
+MeshPlace::MeshPlace(MeshSpec spec, int rank, int world_size)
+    : spec_(std::move(spec)), rank_(rank), coordinates_(spec_.axes.size()) {
+  validate(spec_, world_size);
+  int rest = rank_;
   for (std::size_t axis = spec_.axes.size(); axis-- > 0;) {
     coordinates_[axis] = rest % spec_.axes[axis].size;
     rest /= spec_.axes[axis].size;
   }
-  for (std::size_t axis = 0; axis < spec_.axes.size(); ++axis) {
-    std::vector<bool> chosen(spec_.axes.size());
-    chosen[axis] = true;
-    groups_.emplace(chosen, make_group(chosen, spec_.axes[axis].name));
-  }
 }
 
-std::size_t Mesh::index_of(std::string_view axis) const {
+std::size_t MeshPlace::index_of(std::string_view axis) const {
   for (std::size_t index = 0; index < spec_.axes.size(); ++index) {
     if (spec_.axes[index].name == axis) return index;
   }
@@ -61,48 +55,73 @@ std::size_t Mesh::index_of(std::string_view axis) const {
               {.where = "comm.mesh", .which = std::string(axis), .expected = "one of " + join(names, ", ")});
 }
 
-int Mesh::size(std::string_view axis) const {
+int MeshPlace::size(std::string_view axis) const {
   return spec_.axes[index_of(axis)].size;
 }
 
-int Mesh::coordinate(std::string_view axis) const {
+int MeshPlace::coordinate(std::string_view axis) const {
   return coordinates_[index_of(axis)];
 }
 
-Communicator Mesh::axis(std::string_view axis) const {
+std::vector<bool> MeshPlace::chosen(std::span<const std::string> axes) const {
   std::vector<bool> chosen(spec_.axes.size());
-  chosen[index_of(axis)] = true;
-  return Communicator(groups_.at(chosen));
+  for (const std::string& name : axes) chosen[index_of(name)] = true;
+  return chosen;
+}
+
+int MeshPlace::size(std::span<const std::string> axes) const {
+  const std::vector<bool> in = chosen(axes);
+  int ranks = 1;
+  for (std::size_t axis = 0; axis < in.size(); ++axis) ranks *= in[axis] ? spec_.axes[axis].size : 1;
+  return ranks;
+}
+
+int MeshPlace::color(std::span<const std::string> axes) const {
+  const std::vector<bool> in = chosen(axes);
+  int color = 0;
+  for (std::size_t axis = 0; axis < in.size(); ++axis) {
+    if (!in[axis]) color = color * spec_.axes[axis].size + coordinates_[axis];
+  }
+  return color;
+}
+
+bool MeshPlace::is_first(std::span<const std::string> axes) const {
+  return std::ranges::all_of(axes, [this](const std::string& axis) { return coordinate(axis) == 0; });
+}
+
+std::string MeshPlace::name(std::span<const std::string> axes) const {
+  const std::vector<bool> in = chosen(axes);
+  std::vector<std::string> names;
+  for (std::size_t axis = 0; axis < in.size(); ++axis) {
+    if (in[axis]) names.push_back(spec_.axes[axis].name);
+  }
+  return join(names, "*");
+}
+
+Mesh::Mesh(std::shared_ptr<CommBackend> world, MeshSpec spec)
+    : world_(std::move(world)), place_(std::move(spec), world_->rank(), world_->size()) {
+  Communicator(world_).barrier("mesh " + describe(place_.spec()));  // ranks compare the name
+  for (const MeshAxis& axis : place_.spec().axes) {
+    const std::vector<std::string> one{axis.name};
+    groups_.emplace(place_.chosen(one), make_group(one));
+  }
+}
+
+Communicator Mesh::axis(std::string_view axis) const {
+  return Communicator(groups_.at(place_.chosen(std::vector{std::string(axis)})));
 }
 
 Communicator Mesh::axes(std::span<const std::string> names) {
-  std::vector<bool> chosen(spec_.axes.size());
-  for (const std::string& name : names) chosen[index_of(name)] = true;
+  const std::vector<bool> chosen = place_.chosen(names);
   auto found = groups_.find(chosen);
-  if (found == groups_.end()) {
-    std::vector<std::string> ordered;
-    for (std::size_t axis = 0; axis < chosen.size(); ++axis) {
-      if (chosen[axis]) ordered.push_back(spec_.axes[axis].name);
-    }
-    found = groups_.emplace(chosen, make_group(chosen, join(ordered, "*"))).first;
-  }
+  if (found == groups_.end()) found = groups_.emplace(chosen, make_group(names)).first;
   return Communicator(found->second);
 }
 
-/// Ranks with equal coordinates on the axes that are not chosen form a group. A group of everybody is the
-/// world's own group.
-std::shared_ptr<CommBackend> Mesh::make_group(const std::vector<bool>& chosen, std::string_view name) {
-  int color = 0;
-  int members = 1;
-  for (std::size_t axis = 0; axis < chosen.size(); ++axis) {
-    if (chosen[axis]) {
-      members *= spec_.axes[axis].size;
-    } else {
-      color = color * spec_.axes[axis].size + coordinates_[axis];
-    }
-  }
-  if (members == world_->size()) return world_;
-  return world_->split(color, world_->rank(), name);
+/// A group of everybody is the world's own group.
+std::shared_ptr<CommBackend> Mesh::make_group(std::span<const std::string> axes) {
+  if (place_.size(axes) == world_->size()) return world_;
+  return world_->split(place_.color(axes), world_->rank(), place_.name(axes));
 }
 
 }  // namespace zeroth

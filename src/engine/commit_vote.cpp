@@ -20,11 +20,12 @@ namespace {
 constexpr std::size_t kNormWords = kernels::NormAccumulator::kWords;
 constexpr std::size_t kFieldsPerWord = 4;
 constexpr unsigned kFieldBits = 16;
-constexpr std::size_t kWordsPerRank = 12;
+constexpr std::size_t kTrainsWord = 11;  // the last words of a rank, one a shard group
 constexpr std::int64_t kFailed = 1;
 constexpr std::int64_t kIdle = 2;
 constexpr std::int64_t kDiscards = 4;
 constexpr std::int64_t kPreempted = 8;
+constexpr std::int64_t kOut = 16;
 constexpr unsigned kFlagBits = 8;  // above them: micro-steps without a batch
 
 /// With as many digits as tell it from its neighbours.
@@ -33,25 +34,77 @@ std::string shortest_text(double value) {
   return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
 }
 
+std::size_t has_grad_words(std::size_t params) {
+  return (params + kFieldsPerWord - 1) / kFieldsPerWord;
+}
+
+void count(const std::vector<bool>& has_grad, std::span<std::int64_t> words) {
+  for (std::size_t param = 0; param < has_grad.size(); ++param) {
+    if (has_grad[param]) words[param / kFieldsPerWord] += std::int64_t{1} << (kFieldBits * (param % kFieldsPerWord));
+  }
+}
+
+std::vector<bool> counted(std::size_t params, std::span<const std::int64_t> words) {
+  std::vector<bool> has_grad(params);
+  for (std::size_t param = 0; param < params; ++param) {
+    const auto word = static_cast<std::uint64_t>(words[param / kFieldsPerWord]);
+    has_grad[param] = ((word >> (kFieldBits * (param % kFieldsPerWord))) & 0xffffU) != 0;
+  }
+  return has_grad;
+}
+
+/// What a rank says of the parameters that it trains.
+struct Trains {
+  int rank = 0;
+  int color = 0;  ///< of its shard group
+  std::int64_t digest = 0;
+};
+
+/// Sets the vote's ranks of the first group of `all` in which they differ.
+void find_other_trains(std::vector<Trains> all, int group, CommitVote& vote) {
+  while (!all.empty() && vote.other_trains_rank < 0) {
+    const int color = all.front().color;
+    std::vector<int> ranks;
+    std::vector<std::int64_t> digests;
+    for (const Trains& one : all) {
+      if (one.color != color) continue;
+      ranks.push_back(one.rank);
+      digests.push_back(one.digest);
+    }
+    std::erase_if(all, [color](const Trains& one) { return one.color == color; });
+    const OddRank found = find_odd_rank(digests);
+    if (found.odd < 0) continue;
+    vote.usual_trains_rank = ranks[static_cast<std::size_t>(found.usual)];
+    vote.other_trains_rank = ranks[static_cast<std::size_t>(found.odd)];
+    vote.other_trains_group = group;
+  }
+}
+
 }  // namespace
 
-CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicator) {
+std::vector<bool> on_any_rank(const std::vector<bool>& has_grad, const Communicator& group) {
+  std::vector<std::int64_t> words(has_grad_words(has_grad.size()), 0);
+  count(has_grad, words);
+  if (!words.empty()) group.all_reduce(std::span<std::int64_t>(words));
+  return counted(has_grad.size(), words);
+}
+
+CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicator,
+                            std::span<const GroupColors> groups) {
   const std::size_t params = ballot.has_grad.size();
-  const std::size_t has_grad_words = (params + kFieldsPerWord - 1) / kFieldsPerWord;
+  const std::size_t params_words = has_grad_words(params);
+  const std::size_t words_per_rank = kTrainsWord + ballot.trains.size();
   const auto world = static_cast<std::size_t>(communicator.size());
-  std::vector<std::int64_t> message(kNormWords + has_grad_words + world * kWordsPerRank, 0);
+  std::vector<std::int64_t> message(kNormWords + params_words + world * words_per_rank, 0);
   std::ranges::copy(ballot.norm.words(), message.begin());
-  for (std::size_t param = 0; param < params; ++param) {
-    if (!ballot.has_grad[param]) continue;
-    message[kNormWords + param / kFieldsPerWord] += std::int64_t{1} << (kFieldBits * (param % kFieldsPerWord));
-  }
-  const std::size_t ranks_begin = kNormWords + has_grad_words;
-  std::int64_t* own = message.data() + ranks_begin + static_cast<std::size_t>(communicator.rank()) * kWordsPerRank;
+  count(ballot.has_grad, std::span(message).subspan(kNormWords, params_words));
+  const std::size_t ranks_begin = kNormWords + params_words;
+  std::int64_t* own = message.data() + ranks_begin + static_cast<std::size_t>(communicator.rank()) * words_per_rank;
   own[0] = ballot.offender.param + 1;
   own[1] = ballot.offender.micro_step;
   own[2] = static_cast<std::int64_t>(ballot.offender.count);
   own[3] = (ballot.failed ? kFailed : 0) | (ballot.idle ? kIdle : 0) | (ballot.discards ? kDiscards : 0) |
-           (ballot.preempted ? kPreempted : 0) | (std::int64_t{ballot.joined} << kFlagBits);
+           (ballot.preempted ? kPreempted : 0) | (ballot.out ? kOut : 0) | (std::int64_t{ballot.joined} << kFlagBits);
   own[4] = ballot.groups;
   own[5] = ballot.backwards;
   own[6] = ballot.times.between_us;
@@ -59,22 +112,17 @@ CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicat
   own[8] = ballot.times.backward_us;
   own[9] = ballot.times.step_us;
   own[10] = ballot.times.waited_us;
-  own[11] = ballot.trains;
+  std::ranges::copy(ballot.trains, own + kTrainsWord);
 
   communicator.all_reduce(std::span<std::int64_t>(message));
 
   CommitVote vote;
   std::copy_n(message.begin(), kNormWords, vote.norm.words().begin());
-  vote.has_grad.resize(params);
-  for (std::size_t param = 0; param < params; ++param) {
-    const auto word = static_cast<std::uint64_t>(message[kNormWords + param / kFieldsPerWord]);
-    vote.has_grad[param] = ((word >> (kFieldBits * (param % kFieldsPerWord))) & 0xffffU) != 0;
-  }
-  std::vector<std::int64_t> groups;
-  std::vector<std::int64_t> trains;
-  std::vector<int> with_batches;
+  vote.has_grad = counted(params, std::span<const std::int64_t>(message).subspan(kNormWords, params_words));
+  std::vector<std::int64_t> hypers;
+  std::vector<std::vector<Trains>> trains(ballot.trains.size());
   for (std::size_t rank = 0; rank < world; ++rank) {
-    const std::int64_t* theirs = message.data() + ranks_begin + rank * kWordsPerRank;
+    const std::int64_t* theirs = message.data() + ranks_begin + rank * words_per_rank;
     if ((theirs[3] & kFailed) != 0 && vote.failed_rank < 0) vote.failed_rank = static_cast<int>(rank);
     if ((theirs[3] & kIdle) != 0 && vote.idle_rank < 0) vote.idle_rank = static_cast<int>(rank);
     int& same = (theirs[3] & kDiscards) != 0 ? vote.discarding_rank : vote.keeping_rank;
@@ -88,10 +136,12 @@ CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicat
                           .backward_us = theirs[8],
                           .step_us = theirs[9],
                           .waited_us = theirs[10]});
-    groups.push_back(theirs[4]);
-    if (theirs[3] >> kFlagBits == 0) {  // one without a batch ran no forward, which would have looked
-      trains.push_back(theirs[11]);
-      with_batches.push_back(static_cast<int>(rank));
+    hypers.push_back(theirs[4]);
+    for (std::size_t group = 0; group < trains.size(); ++group) {
+      if ((theirs[3] & kOut) != 0) continue;  // one without a batch ran no forward, which would have looked
+      trains[group].push_back({.rank = static_cast<int>(rank),
+                               .color = groups.empty() ? 0 : groups[group][rank],
+                               .digest = theirs[kTrainsWord + group]});
     }
     if (theirs[0] == 0) continue;
     // The earliest micro-step; among equals the lowest rank.
@@ -100,12 +150,11 @@ CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicat
       vote.offender_rank = static_cast<int>(rank);
     }
   }
-  const OddRank odd = find_odd_rank(groups);
+  const OddRank odd = find_odd_rank(hypers);
   vote.usual_groups_rank = odd.usual;
   vote.other_groups_rank = odd.odd;
-  if (const OddRank other = trains.empty() ? OddRank{} : find_odd_rank(trains); other.odd >= 0) {
-    vote.usual_trains_rank = with_batches[static_cast<std::size_t>(other.usual)];
-    vote.other_trains_rank = with_batches[static_cast<std::size_t>(other.odd)];
+  for (std::size_t group = 0; group < trains.size(); ++group) {
+    if (vote.other_trains_rank < 0) find_other_trains(std::move(trains[group]), static_cast<int>(group), vote);
   }
   return vote;
 }
@@ -118,15 +167,29 @@ std::int64_t digest_of(const std::vector<bool>& trains) {
 
 namespace {
 
-/// kMismatch, with the first parameter that one of two ranks trains and the other does not.
-[[noreturn]] void throw_other_trainability(const CommitVote& vote, const OwnTerms& own,
-                                           const Communicator& communicator) {
+/// kMismatch, on the ranks of the shard group with the first parameter that one of two ranks trains and the other does
+/// not.
+[[noreturn]] void throw_other_trainability(const CommitVote& vote, const OwnTerms& own, int world) {
+  ErrorContext context{
+      .where = "engine.step",
+      .who = "rank " + std::to_string(vote.other_trains_rank) + "/" + std::to_string(world),
+      .hint = "set requires_grad alike on all ranks, say with layers drawn from one seed; nothing was updated"};
+  std::vector<int> members;  // ranks of the job, by rank of the group
+  for (int rank = 0; rank < world; ++rank) {
+    if (own.colors[static_cast<std::size_t>(rank)] == own.colors[static_cast<std::size_t>(vote.other_trains_rank)])
+      members.push_back(rank);
+  }
+  if (std::ranges::find(members, own.rank) == members.end()) {
+    context.expected = "what rank " + std::to_string(vote.usual_trains_rank) + " trains";
+    throw Error(ErrorCode::kMismatch, "ranks train different parameters", std::move(context));
+  }
   const std::size_t params = own.trains.size();
   std::vector<std::uint8_t> mine(own.trains.begin(), own.trains.end());
-  std::vector<std::uint8_t> all(params * static_cast<std::size_t>(communicator.size()));
-  communicator.all_gather(std::span<const std::uint8_t>(mine), std::span(all));
+  std::vector<std::uint8_t> all(params * members.size());
+  own.communicator.all_gather(std::span<const std::uint8_t>(mine), std::span(all));
   const auto of = [&](int rank) {
-    return std::span<const std::uint8_t>(all).subspan(params * static_cast<std::size_t>(rank), params);
+    const auto member = static_cast<std::size_t>(std::ranges::find(members, rank) - members.begin());
+    return std::span<const std::uint8_t>(all).subspan(params * member, params);
   };
   const std::span<const std::uint8_t> usual = of(vote.usual_trains_rank);
   const auto index =
@@ -135,14 +198,10 @@ namespace {
   const auto says = [&](int rank) {
     return std::string(of(rank)[index] != 0 ? "trainable" : "frozen") + " (rank " + std::to_string(rank) + ")";
   };
-  throw Error(
-      ErrorCode::kMismatch, "ranks train different parameters",
-      {.where = "engine.step",
-       .who = "rank " + std::to_string(vote.other_trains_rank) + "/" + std::to_string(communicator.size()),
-       .which = own.params[index].name,
-       .expected = says(vote.usual_trains_rank),
-       .got = says(vote.other_trains_rank),
-       .hint = "set requires_grad alike on all ranks, say with layers drawn from one seed; nothing was updated"});
+  context.which = own.params[index].name;
+  context.expected = says(vote.usual_trains_rank);
+  context.got = says(vote.other_trains_rank);
+  throw Error(ErrorCode::kMismatch, "ranks train different parameters", std::move(context));
 }
 
 }  // namespace
@@ -201,7 +260,7 @@ void throw_if_refused(const CommitVote& vote, const OwnTerms& own, const Communi
   if (vote.other_groups_rank >= 0) {
     throw_other_groups(own.groups, vote.usual_groups_rank, vote.other_groups_rank, communicator);
   }
-  if (vote.other_trains_rank >= 0) throw_other_trainability(vote, own, communicator);
+  if (vote.other_trains_rank >= 0) throw_other_trainability(vote, own, communicator.size());
 }
 
 }  // namespace zeroth

@@ -1,4 +1,5 @@
-// The commit vote: one small integer all_reduce a step, from which every rank takes the same decision.
+// The commit vote, from which every rank takes the same decision: one small integer all_reduce a step over all ranks of
+// the job, and before it one over each shard group that does not have all of them.
 #pragma once
 
 #include "zero/gradient_store.h"
@@ -10,7 +11,7 @@
 #include <zeroth/shard/param_spec.h>
 
 #include <cstdint>
-#include <optional>
+#include <span>
 #include <vector>
 
 namespace zeroth {
@@ -19,17 +20,21 @@ namespace zeroth {
 struct Ballot {
   std::int64_t groups = 0;          ///< digest of the hyper-parameters that this rank would update with
   kernels::NormAccumulator norm{};  ///< over this rank's reduced shards
-  std::vector<bool> has_grad{};     ///< one a parameter: a gradient arrived on this rank
+  std::vector<bool> has_grad{};     ///< one a parameter that all ranks have: a gradient arrived on this rank
   Offender offender{};
   bool failed = false;         ///< a backward threw on this rank
   bool idle = false;           ///< no backward ran on this rank since its last step()
   std::int64_t backwards = 0;  ///< of this rank since its last step()
   bool preempted = false;      ///< this rank was asked to make room
   StepTimes times{};           ///< of this rank, since the last time
-  int joined = 0;              ///< micro-steps in which this rank had no batch
+  int joined = 0;              ///< micro-steps in which this rank had no batch, but of the first rank of a batch only
+  bool out = false;            ///< this rank had no batch in some micro-step
   bool discards = false;       ///< this rank wants no update, but the step's gradients forgotten
-  std::int64_t trains = 0;     ///< digest of which parameters want a gradient on this rank
+  std::vector<std::int64_t> trains{0};  ///< one a shard group: digest of its parameters that want a gradient here
 };
+
+/// The ranks of a shard group and of those beside it: one number a rank of the job, equal where ranks are in one group.
+using GroupColors = std::vector<int>;
 
 /// What all ranks agree on.
 struct CommitVote {
@@ -48,8 +53,9 @@ struct CommitVote {
   std::vector<StepTimes> times{};         ///< by rank
   int discarding_rank = -1;               ///< first rank that discards
   int keeping_rank = -1;                  ///< first rank that does not
-  int usual_trains_rank = 0;              ///< first of the ranks that train what most ranks train
-  int other_trains_rank = -1;             ///< first rank that trains other parameters; not of those that had no batch
+  int usual_trains_rank = 0;              ///< first of the ranks that train what most ranks of a shard group train
+  int other_trains_rank = -1;  ///< first rank of it that trains other parameters; not of those that had no batch
+  int other_trains_group = 0;  ///< which shard group
 
   /// Some rank did not come for an update, or for another one: there is none, and the step's gradients are to be
   /// forgotten.
@@ -59,20 +65,28 @@ struct CommitVote {
   [[nodiscard]] bool finite() const { return offender_rank < 0 && norm.nonfinite_blocks() == 0; }
 };
 
+/// Blocking. True for each parameter of a shard group that has a gradient on any of its ranks.
+[[nodiscard]] std::vector<bool> on_any_rank(const std::vector<bool>& has_grad, const Communicator& group);
+
 /// Blocking. The message: words of the norm, parameters with a gradient (four 16-bit counts a word), twelve words a
-/// rank.
-[[nodiscard]] CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicator);
+/// rank and one more for each shard group after the first. `groups`: one for each of Ballot::trains; empty: all ranks
+/// are one group.
+[[nodiscard]] CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicator,
+                                          std::span<const GroupColors> groups = {});
 
 /// Blocking. For ranks that know that `odd` would update with other hyper-parameters than `usual`: throws kMismatch
 /// with both values.
 [[noreturn]] void throw_other_groups(const std::vector<GroupHyper>& groups, int usual, int odd,
                                      const Communicator& communicator);
 
-/// What of this rank others may have otherwise.
+/// What of this rank others may have otherwise, in the shard group of CommitVote::other_trains_group.
 struct OwnTerms {
   const std::vector<GroupHyper>& groups;
   const std::vector<ParamSpec>& params;
   const std::vector<bool>& trains;  ///< one a parameter: it wants a gradient
+  const GroupColors& colors;
+  const Communicator& communicator;  ///< of the shard group
+  int rank = 0;                      ///< of the job
 };
 
 /// Digest for Ballot::trains.

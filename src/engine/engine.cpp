@@ -1,17 +1,14 @@
 #include "base/planted.h"
 #include "engine/commit_vote.h"
-#include "engine/initial_values.h"
 #include "engine/operation_table.h"
 #include "engine/own_operations.h"
 #include "engine/phase_clock.h"
+#include "engine/shard_group.h"
 #include "engine/startup_check.h"
 #include "engine/step_outcome.h"
 #include "engine/step_warnings.h"
 #include "engine/uneven_join.h"
-#include "engine/unit_uses.h"
-#include "engine/updater.h"
 #include "zero/call_tags.h"
-#include "zero/gradient_store.h"
 
 #include <kernels/common/dispatch.h>
 #include <zeroth/base/failpoint.h>
@@ -50,22 +47,21 @@ Engine::Engine(std::vector<ParamSpec> params, std::vector<UnitSpec> units, Engin
       log_(std::move(logger)),
       optimizer_(settings_.own_optimizer ? settings_.own_optimizer() : make_optimizer(settings_.optimizer)),
       pool_(std::make_unique<ThreadPool>(settings_.threads)),
-      layout_(make_model_layout(std::move(params), std::move(units), settings_.plan.degrees(communicator_.size()))) {
+      place_(mesh_place_of(settings_, communicator_.rank(), communicator_.size())),
+      layout_(make_model_layout(std::move(params), std::move(units), degrees_of_groups())) {
   clock_ = std::make_unique<PhaseClock>();
   kernels::require_isa_override();
   if (kernels::best_isa() == kernels::Isa::kScalar) {
     log_.warn("kernels run scalar code, several times slower, with the same bits: " + kernels::describe_isa());
   }
-  settings_.plan.validate();
-  if (!device_.asynchronous())
-    settings_.plan.prefetch_units = 0;  // nothing goes ahead of the caller there: no slot for it
   ZR_CHECK(settings_.micro_steps >= 1, ErrorCode::kUsage, "micro_steps must be at least 1", {.where = "engine"});
   for (const ParamSpec& param : layout_.params) {
     ZR_CHECK(param.group >= 0 && static_cast<std::size_t>(param.group) < settings_.groups.size(), ErrorCode::kUsage,
              "a parameter belongs to a parameter group that does not exist",
              {.where = "engine", .which = param.name, .got = std::to_string(param.group)});
   }
-  require_same_structure(layout_, settings_, communicator_);
+  build_groups();
+  require_same_structure(groups_, settings_, communicator_);
   int reported = static_cast<int>(settings_.groups.size());
   for (std::size_t param = 0; param < layout_.params.size(); ++param) {
     if (layout_.params[param].trainable) reported = std::min(reported, layout_.params[param].group);
@@ -74,40 +70,80 @@ Engine::Engine(std::vector<ParamSpec> params, std::vector<UnitSpec> units, Engin
       static_cast<std::size_t>(reported) < settings_.groups.size() ? static_cast<std::size_t>(reported) : 0;
   if (!trains())
     log_.progress("the model has no trainable parameter: the engine gathers and evaluates, and has no optimizer");
-  require_plan_fits(layout_, settings_, optimizer_->states(), communicator_);
+  require_plan_fits(groups_, settings_, optimizer_->states(), communicator_);
   warnings_ = std::make_unique<StepWarnings>(layout_, settings_.max_nonfinite_steps, rank(), log_);
-  build_stores();
+  allocate_groups();
 }
 
-void Engine::build_stores() {
-  CommBackend& backend = communicator_.backend();
+std::vector<Degrees> Engine::degrees_of_groups() const {
+  std::vector<Degrees> degrees;
+  for (const ShardGroupSpec& spec : shard_groups_of(settings_)) {
+    spec.plan.validate();
+    degrees.push_back(spec.plan.degrees(place_.size(spec.plan.axes)));
+  }
+  return degrees;
+}
+
+void Engine::build_groups() {
+  const std::vector<std::string> batch_axes = batch_axes_of(settings_, place_);
+  data_ranks_ = place_.size(batch_axes);
+  std::vector<std::string> others;
+  for (const MeshAxis& axis : place_.spec().axes) {
+    if (std::ranges::find(batch_axes, axis.name) == batch_axes.end()) others.push_back(axis.name);
+  }
+  leads_batch_ = place_.is_first(others);
+  split_ = split_model(layout_, degrees_of_groups());
+  std::vector<ShardGroupSpec> specs = shard_groups_of(settings_);
+  for (std::size_t index = 0; index < specs.size(); ++index) {
+    ShardGroupSpec& spec = specs[index];
+    if (!device_.asynchronous()) spec.plan.prefetch_units = 0;  // nothing goes ahead of the caller: no slot for it
+    groups_.push_back(
+        std::make_unique<ShardGroup>(std::move(spec), std::move(split_.parts[index]), place_, batch_axes, world()));
+  }
+  settings_.plan = groups_.front()->spec().plan;
+}
+
+void Engine::allocate_groups() {
   operations_ = std::make_unique<OperationTable>();
   own_ = std::make_unique<OwnOperations>(*this);
   const OperationNames names = [this](OperationId id) { return operations_->name(id); };
-  backend.set_tag_names(tag_names(layout_, names));
-  const std::vector<StateDeclaration> states = optimizer_->states();
-  const KernelContext kernels{pool_.get(), kernels::best_isa()};
-  memory_ = std::make_unique<ModelMemory>(layout_, settings_.plan, states, settings_.micro_steps, device_, backend);
-  const Stream reduce_stream = device_.make_stream("reduce");
-  parameters_ = std::make_unique<ParameterStore>(layout_, settings_.plan, *memory_, backend, device_,
-                                                 device_.make_stream("gather"), kernels, binder_);
-  gradients_ = std::make_unique<GradientStore>(layout_, settings_.plan, settings_.micro_steps, *memory_, backend,
-                                               reduce_stream, kernels, device_.ledger());
-  updater_ = std::make_unique<Updater>(layout_, *optimizer_, *memory_, backend, kernels);
-  gradients_->set_operations(own_->step, names);
+  communicator_.backend().set_tag_names(tag_names(layout_, names));
+  resources_.reset(new GroupResources{.settings = settings_,
+                                      .optimizer = *optimizer_,
+                                      .device = device_,
+                                      .kernels = {pool_.get(), kernels::best_isa()},
+                                      .gather_stream = device_.make_stream("gather"),
+                                      .reduce_stream = device_.make_stream("reduce"),
+                                      .binder = binder_,
+                                      .counters = counters_});
+  bool shares_job = true;  // the first that can
+  for (const auto& group : groups_) {
+    group->connect(communicator_.shared_backend(), shares_job && group->has_all_ranks());
+    shares_job = shares_job && !group->has_all_ranks();
+    group->allocate(*resources_, own_->step, names);
+  }
   uneven_join_ = std::make_unique<UnevenJoin>(communicator_, layout_, *operations_,
                                               UnevenJoin::BatchCalls{own_->batch, own_->no_batch},
-                                              [this] { gradients_->sync(own_->batch); });
-  parameters_->set_before_gather([this](int unit) { uneven_join_->announce(own_->gather, unit); });
-  if (gradients_->reads_peers()) {
+                                              [this] { sync_groups(own_->batch, {}); });
+  const bool any_reads_peers =
+      std::ranges::any_of(groups_, [](const auto& group) { return group->gradients().reads_peers(); });
+  for (const auto& owned : groups_) {
+    ShardGroup& group = *owned;
+    const auto number = [](const std::vector<int>& numbers, int index) {
+      return numbers[static_cast<std::size_t>(index)];
+    };
+    group.parameters().set_before_gather(
+        [this, &group, number](int unit) { uneven_join_->announce(own_->gather, number(group.part().units, unit)); });
+    group.gradients().set_before_reduce(
+        [this, &group, number](int flat) { uneven_join_->announce(own_->reduce, number(group.part().flats, flat)); });
+    if (!any_reads_peers) continue;
     // [Note: Matched gathers beside pulls] Where gathers are matched and reductions are not, a rank that blocks for
     // one of them must not owe the others its part in the other. One thread may serve both streams.
-    parameters_->set_before_blocking([reduce_stream] { reduce_stream.synchronize(); });
-    gradients_->set_before_wait([this] { parameters_->settle_gathers(); });
+    group.parameters().set_before_blocking([stream = resources_->reduce_stream] { stream.synchronize(); });
+    group.gradients().set_before_wait([this] {
+      for (const auto& other : groups_) other->parameters().settle_gathers();
+    });
   }
-  gradients_->set_before_reduce([this](int flat) { uneven_join_->announce(own_->reduce, flat); });
-  uses_ = std::make_unique<UnitUses>(layout_, settings_.plan, *parameters_);
-  trained_ = uses_->expected();
 }
 
 void Engine::set_activity(std::shared_ptr<RankActivity> activity) {
@@ -119,24 +155,20 @@ void Engine::set_activity(std::shared_ptr<RankActivity> activity) {
 }
 
 Engine::~Engine() {
-  uses_.reset();
+  groups_.clear();
   communicator_.backend().set_tag_names({});  // they speak of this engine's layout
 }
 
 void Engine::initialize(const std::function<ConstTensorView(int)>& values, const std::function<void(int)>& release) {
-  InitialValues initial(layout_, *memory_, device_, communicator_);
-  const int differing = initial.bring(values, release);
-  if (differing >= 0) {
-    log_.warn("initial values differed from rank 0's (first in unit " +
-              layout_.units[static_cast<std::size_t>(differing)].name + "); rank 0's are used");
+  for (const auto& group : groups_) {
+    const int differing = group->initialize(values, release, *resources_);
+    if (differing >= 0) {
+      log_.warn("initial values differed from rank 0's (first in unit " +
+                layout_.units[static_cast<std::size_t>(differing)].name + "); rank 0's are used");
+    }
+    construction_peak_ = std::max<std::uint64_t>(construction_peak_, group->staging_bytes());
   }
-  construction_peak_ = initial.staging_bytes();
   device_.ledger().reset_peak();
-  parameters_->publish();
-  if (settings_.plan.gathers_parameters()) return;
-  for (std::size_t flat = 0; flat < layout_.flats.size(); ++flat) {
-    binder_.bind(static_cast<int>(flat), memory_->parameters(static_cast<int>(flat)));
-  }
 }
 
 Invocation Engine::begin_forward(int unit, bool evaluates) {
@@ -145,25 +177,30 @@ Invocation Engine::begin_forward(int unit, bool evaluates) {
 
 void Engine::pre_forward(const Invocation& use) {
   enter(use.evaluates ? Phase::kEvaluation : Phase::kForward, use.unit);
-  uses_->pre_forward(use.unit);
+  const auto [group, unit] = unit_at(use.unit);
+  group.uses().pre_forward(unit);
 }
 
 void Engine::post_forward(const Invocation& use, bool awaits_backward) {
-  uses_->post_forward(use.unit, awaits_backward);
+  const auto [group, unit] = unit_at(use.unit);
+  group.uses().post_forward(unit, awaits_backward);
 }
 
 void Engine::drop_forward(const Invocation& use) noexcept {
-  uses_->drop_forward(use.unit);
+  const auto [group, unit] = unit_at(use.unit);
+  group.uses().drop_forward(unit);
 }
 
 void Engine::pre_backward(int unit) {
   uneven_join_->announce_backward(own_->backward);
   enter(Phase::kBackward, unit);
-  uses_->pre_backward(unit);
+  const auto [group, index] = unit_at(unit);
+  group.uses().pre_backward(index);
 }
 
 void Engine::post_backward(int unit) {
-  uses_->post_backward(unit);
+  const auto [group, index] = unit_at(unit);
+  group.uses().post_backward(index);
 }
 
 void Engine::grad_ready(int param, ConstTensorView grad) {
@@ -171,36 +208,38 @@ void Engine::grad_ready(int param, ConstTensorView grad) {
            "a gradient of a parameter that never trains",
            {.where = "engine.backward", .which = layout_.params[static_cast<std::size_t>(param)].name});
   uneven_join_->announce_backward(own_->backward);
-  gradients_->add(param, grad);
-  uses_->count_gradient(param);
-  const int unit = layout_.places[static_cast<std::size_t>(param)].unit;
-  if (uses_->gradients_complete(unit)) gradients_->close_unit(unit);
+  const auto [group, index] = param_at(param);
+  group.gradients().add(index, grad);
+  group.uses().count_gradient(index);
+  const int unit = group.layout().places[static_cast<std::size_t>(index)].unit;
+  if (group.uses().gradients_complete(unit)) group.gradients().close_unit(unit);
 }
 
 void Engine::expect_gradient(int param, bool expected) {
-  uses_->expect_gradient(param, expected);
+  const auto [group, index] = param_at(param);
+  group.uses().expect_gradient(index, expected);
 }
 
 void Engine::end_gradients(int unit) {
-  if (!gradients_complete(unit)) gradients_->end_unit(unit, uses_->expected());
+  const auto [group, index] = unit_at(unit);
+  if (!group.uses().gradients_complete(index)) group.gradients().end_unit(index, group.uses().expected());
 }
 
 bool Engine::gradients_complete(int unit) const {
-  return uses_->gradients_complete(unit);
+  const auto [group, index] = unit_at(unit);
+  return group.uses().gradients_complete(index);
 }
 
 void Engine::end_backward() {
   enter(Phase::kAfterBackward);
   uneven_join_->announce_backward(own_->backward);
-  gradients_->close_backward();
+  for (const auto& group : groups_) group->end_backward();
   had_backward_ = true;
   ++backwards_;
-  trained_ = uses_->expected();
-  uses_->end_backward();
 }
 
 void Engine::abandon(bool in_backward) {
-  uses_->release_all();
+  for (const auto& group : groups_) group->uses().release_all();
   if (!in_backward) return;
   backward_failed_ = true;
   end_backward();
@@ -225,7 +264,7 @@ StepResult Engine::step() {
   if (!had_backward_ && !votes) throw_idle(rank(), world());
   const bool idle = !std::exchange(had_backward_, false);
   if (++micro_step_ < settings_.micro_steps) {
-    gradients_->set_micro_step(micro_step_);
+    for (const auto& group : groups_) group->gradients().set_micro_step(micro_step_);
     enter(Phase::kBetweenSteps);
     return {.step = committed_steps_, .lr = learning_rates()[reported_group_]};
   }
@@ -237,35 +276,65 @@ StepResult Engine::step() {
 }
 
 CommitVote Engine::cast_vote(bool idle, bool discards) {
-  uses_->release_kept();
-  parameters_->quiesce();
-  gradients_->complete();
+  for (const auto& group : groups_) group->complete_step();
 
   StepTimes times = clock_->take(waited());
   if (boundaries_ == 0) times = {};  // building the model is no part of a step
+  const int joined = uneven_join_->take_joined();
   Ballot ballot{.groups = digest_of(settings_.groups),
-                .has_grad = std::vector<bool>(layout_.params.size()),
-                .offender = gradients_->offender(),
                 .failed = backward_failed_,
                 .idle = idle,
                 .backwards = std::exchange(backwards_, 0),
                 .preempted = preemption_requested(),
                 .times = times,
-                .joined = uneven_join_->take_joined(),
+                .joined = leads_batch_ ? joined : 0,
+                .out = joined > 0,
                 .discards = discards,
-                .trains = digest_of(trained_)};
-  for (std::size_t flat = 0; flat < layout_.flats.size(); ++flat) {
-    if (!gradients_->has_sums(static_cast<int>(flat))) continue;
-    ballot.norm.merge(gradients_->norm(static_cast<int>(flat)));
+                .trains = {}};
+  std::vector<GroupColors> colors;
+  for (const auto& group : groups_) {
+    group->add_norm(ballot.norm);
+    ballot.trains.push_back(digest_of(group->trained()));
+    colors.push_back(group->colors());
+    Offender offender = group->gradients().offender();
+    if (offender.param >= 0) offender.param = group->part().params[static_cast<std::size_t>(offender.param)];
+    if (offender.param >= 0 && (ballot.offender.param < 0 || offender.micro_step < ballot.offender.micro_step))
+      ballot.offender = offender;
+    const std::vector<bool> has_grad = group->has_grad();
+    if (group->has_all_ranks()) {
+      ballot.has_grad.insert(ballot.has_grad.end(), has_grad.begin(), has_grad.end());
+    } else {
+      group->set_has_grad_anywhere(on_any_rank(has_grad, group->communicator()));
+    }
   }
-  for (std::size_t param = 0; param < layout_.params.size(); ++param) {
-    ballot.has_grad[param] = gradients_->has_grad(static_cast<int>(param));
+  CommitVote vote = take_commit_vote(ballot, communicator_, colors);
+  auto next = vote.has_grad.begin();
+  for (const auto& group : groups_) {
+    if (!group->has_all_ranks()) continue;
+    const auto end = next + static_cast<std::ptrdiff_t>(group->part().params.size());
+    group->set_has_grad_anywhere({next, end});
+    next = end;
   }
-  return take_commit_vote(ballot, communicator_);
+  return vote;
+}
+
+std::string Engine::name_of_offender(const CommitVote& vote) const {
+  if (vote.offender_rank < 0) return "";
+  std::string name;  // ranks may have other parameters: the one whose it is says its name
+  if (vote.offender_rank == rank()) name = layout_.params[static_cast<std::size_t>(vote.offender.param)].name;
+  auto size = static_cast<std::int64_t>(name.size());
+  communicator_.broadcast(std::span(&size, 1), vote.offender_rank);
+  constexpr std::int64_t kLongest = 1 << 20;
+  ZR_CHECK(size >= 0 && size <= kLongest, ErrorCode::kMismatch, "a rank's parameter has a name of absurd size",
+           {.where = "engine.vote", .who = "rank " + std::to_string(vote.offender_rank), .got = std::to_string(size)});
+  std::vector<std::uint8_t> text(name.begin(), name.end());
+  text.resize(static_cast<std::size_t>(size));
+  if (size > 0) communicator_.broadcast(std::span(text), vote.offender_rank);
+  return {text.begin(), text.end()};
 }
 
 void Engine::forget_gradients() {
-  gradients_->begin_step();
+  for (const auto& group : groups_) group->gradients().begin_step();
   backward_failed_ = false;
 }
 
@@ -298,24 +367,39 @@ StepResult Engine::finish_step(bool idle) {
   ZR_FAILPOINT("engine.vote");
   const CommitVote vote = cast_vote(idle, /*discards=*/false);
   if (vote.refused()) forget_gradients();
-  throw_if_refused(vote, {.groups = settings_.groups, .params = layout_.params, .trains = trained_}, communicator_);
+  const ShardGroup& differing = *groups_[static_cast<std::size_t>(vote.other_trains_group)];
+  throw_if_refused(vote,
+                   {.groups = settings_.groups,
+                    .params = differing.layout().params,
+                    .trains = differing.trained(),
+                    .colors = differing.colors(),
+                    .communicator = differing.communicator(),
+                    .rank = rank()},
+                   communicator_);
 
   warnings_->look_at(vote, committed_steps_, boundaries_ > 0);
-  StepResult result = outcome_of(
-      vote,
-      {.model = layout_, .settings = settings_, .committed = committed_steps_, .reported_group = reported_group_});
+  StepResult result = outcome_of(vote, {.settings = settings_,
+                                        .data_ranks = data_ranks_,
+                                        .offender = name_of_offender(vote),
+                                        .committed = committed_steps_,
+                                        .reported_group = reported_group_});
   if (result.reason.empty()) {
-    if (settings_.plan.gathers_gradients(world())) gradients_->share_sums();
+    for (const auto& group : groups_) group->share_sums();
     ZR_FAILPOINT("engine.update");
-    updater_->update(vote.has_grad, mean_factor(result.batches) * result.clip_coefficient, settings_.groups,
-                     settings_.schedule.factor(committed_steps_));
+    for (const auto& group : groups_) {
+      group->update(mean_factor(result.batches) * result.clip_coefficient, settings_.groups,
+                    settings_.schedule.factor(committed_steps_));
+    }
     ZR_FAILPOINT("engine.publish");
-    parameters_->publish();
+    for (const auto& group : groups_) group->parameters().publish();
     ZR_FAILPOINT("engine.committed");
     result.committed = true;
     result.step = ++committed_steps_;
   }
-  warnings_->look_at_wide_gradient(gradients_->first_wide());
+  for (const auto& group : groups_) {
+    const int wide = group->gradients().first_wide();
+    warnings_->look_at_wide_gradient(wide < 0 ? wide : group->part().params[static_cast<std::size_t>(wide)]);
+  }
   forget_gradients();
   if (!result.committed) log_.progress("step skipped on all ranks: " + result.reason);
   warnings_->count(result);
@@ -361,8 +445,12 @@ void Engine::sync(OperationId what, std::string_view name) {
   // The names of those that have a batch are in what they announce.
   const bool all = uneven_join_->num_out() == 0;
   uneven_join_->announce(what, name.empty() ? -1 : static_cast<int>(digest64(name) >> 33U));
-  gradients_->sync(what, all ? name : std::string_view());
+  sync_groups(what, all ? name : std::string_view());
   if (activity_) activity_->resume(before);
+}
+
+void Engine::sync_groups(OperationId what, std::string_view name) {
+  for (const auto& group : groups_) group->gradients().sync(what, name);
 }
 
 // One-sided sync points know what kind of call it is, and no more: names are compared by a matched one.
@@ -398,9 +486,13 @@ void Engine::begin_epoch() {
   end_uneven_join();
 }
 
+void Engine::forget_order() {
+  for (const auto& group : groups_) group->parameters().forget_order();
+}
+
 void Engine::end_uneven_join() {
   uneven_join_->end();
-  parameters_->forget_order();
+  forget_order();
 }
 
 bool Engine::next_batch(bool has_batch, const JoinedCalls& calls) {
@@ -417,7 +509,7 @@ Next Engine::begin_batch(bool has_batch) {
     const int out = uneven_join_->num_out();
     if (out == 0) return Next::kBatch;
     if (out < world() && settings_.uneven == Uneven::kJoin) {
-      parameters_->forget_order();
+      forget_order();
       return has_batch ? Next::kBatch : follow();
     }
     const std::vector<int> without = uneven_join_->out();
@@ -433,8 +525,10 @@ Next Engine::join() {
 
 Next Engine::follow() {
   enter(Phase::kSyncPoint);
-  uses_->release_kept();
-  parameters_->quiesce();
+  for (const auto& group : groups_) {
+    group->uses().release_kept();
+    group->parameters().quiesce();
+  }
   while (true) {
     const std::optional<Announcement> said = uneven_join_->listen();
     if (!said) continue;
@@ -458,30 +552,40 @@ void Engine::require_not_parted() const {
        .hint = "the ranks are no longer at one place, and the others have been told: end the job and start it again"});
 }
 
+void Engine::read_flat(int flat, std::byte* out) {
+  const auto [group, index] = flat_at(flat);
+  group.parameters().read(index, out);
+}
+
 MemoryReport Engine::memory_report() const {
-  const ParameterStore::Counters& counters = parameters_->counters();
-  const std::vector<StateDeclaration> states = optimizer_->states();
-  return {.planned = plan_memory(layout_, settings_.plan, rank(), states, settings_.micro_steps),
-          .measured_peak = device_.ledger().at_peak(),
-          .live = device_.ledger().live(),
-          .construction_peak = construction_peak_,
-          .live_gathered_peak = counters.live_bytes_peak,
-          .live_slots_peak = counters.live_slots_peak,
-          .overflow_slots = counters.overflow_slots,
-          .spills = gradients_->spills(),
-          .resident = memory_->resident_bytes(),
-          .transport = communicator_.backend().memory_bytes() + memory_->transport_bytes() +
-                       parameters_->transport_bytes() + gradients_->transport_bytes(),
-          .pss = pss_bytes()};
+  MemoryReport report{.measured_peak = device_.ledger().at_peak(),
+                      .live = device_.ledger().live(),
+                      .construction_peak = construction_peak_,
+                      .live_gathered_peak = counters_.live_bytes_peak,
+                      .live_slots_peak = counters_.live_slots_peak,
+                      .overflow_slots = counters_.overflow_slots,
+                      .transport = communicator_.backend().memory_bytes(),
+                      .pss = pss_bytes()};
+  for (const auto& group : groups_) {
+    report.planned += group->planned_memory(group->spec().plan, optimizer_->states(), settings_.micro_steps);
+    report.spills += group->gradients().spills();
+    report.resident += group->resident_bytes();
+    report.transport += group->transport_bytes();
+  }
+  return report;
 }
 
 WireBytes Engine::planned_wire() const {
-  return plan_wire(layout_, settings_.plan, rank(), settings_.micro_steps);
+  WireBytes wire;
+  for (const auto& group : groups_) {
+    wire += plan_wire(group->layout(), group->spec().plan, group->rank(), settings_.micro_steps);
+  }
+  return wire;
 }
 
 void Engine::reset_peaks() {
   device_.ledger().reset_peak();
-  parameters_->reset_peaks();
+  counters_.reset_peaks();
 }
 
 }  // namespace zeroth

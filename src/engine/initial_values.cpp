@@ -55,7 +55,7 @@ int InitialValues::bring(const std::function<ConstTensorView(int)>& values, cons
 void InitialValues::store(int flat, const std::byte* values) {
   const FlatLayout& layout = model_.flat(flat);
   const std::size_t element = size_of(layout.dtype);
-  const Range rest = memory_.rest_range(flat, communicator_.rank());
+  const Range rest = memory_.rest_range(flat, memory_.rank());
   std::memcpy(memory_.parameters(flat), values + static_cast<std::size_t>(rest.begin) * element,
               static_cast<std::size_t>(rest.size()) * element);
 }

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "engine/operation_table.h"
+#include "engine/shard_group.h"
 #include "engine/uneven_join.h"
-#include "zero/gradient_store.h"
 
 #include <zeroth/engine/engine.h>
 
@@ -21,25 +21,28 @@ struct Engine::OwnOperations {
   Engine& engine;
 
   // Before a batch, see UnevenJoin.
-  OperationId batch = row(
-      {.name = "the next batch", .join = part([this](int) { engine.parameters_->forget_order(); }), .offered = false});
+  OperationId batch =
+      row({.name = "the next batch", .join = part([this](int) { engine.forget_order(); }), .offered = false});
   OperationId no_batch = row({.name = "the end of its batches", .join = end_of_epoch(), .offered = false});
   OperationId epoch = row({.name = "another epoch", .join = end_of_epoch(), .offered = false});
 
   // Calls of the stores, where they are matched.
   OperationId gather = row({.name = "the parameters",
                             .subject = Operation::Subject::kUnit,
-                            .join = part([this](int unit) { engine.parameters_->take_part(unit); }),
+                            .join = part([this](int unit) {
+                              const auto [group, index] = engine.unit_at(unit);
+                              group.parameters().take_part(index);
+                            }),
                             .offered = false});
   OperationId reduce = row({.name = "the gradients",
                             .subject = Operation::Subject::kFlat,
-                            .join = part([this](int flat) { engine.gradients_->take_part(flat); }),
+                            .join = part([this](int flat) {
+                              const auto [group, index] = engine.flat_at(flat);
+                              group.gradients().take_part(index);
+                            }),
                             .offered = false});
   // One-sided: nobody has to wait for gradients of this rank. Else its part in each reduction is yet to come.
-  OperationId backward = row({.name = "backward", .join = part([this](int) {
-                                                    if (engine.gradients_->reads_peers())
-                                                      engine.gradients_->close_backward();
-                                                  })});
+  OperationId backward = row({.name = "backward", .join = part([this](int) { close_backward(/*one_sided=*/true); })});
 
   // Calls of a script.
   OperationId step = row({.name = "step()", .join = [this](int) { return std::optional(join_step()); }});
@@ -68,8 +71,13 @@ struct Engine::OwnOperations {
       return std::optional(Next::kEnd);
     };
   }
+  void close_backward(bool one_sided) const {
+    for (const auto& group : engine.groups_) {
+      if (group->gradients().reads_peers() == one_sided) group->gradients().close_backward();
+    }
+  }
   Next join_step() const {
-    if (!engine.gradients_->reads_peers()) engine.gradients_->close_backward();
+    close_backward(/*one_sided=*/false);
     engine.uneven_join_->count_joined();
     engine.had_backward_ = true;
     return Next::kStep;

@@ -6,6 +6,7 @@
 #include <zeroth/engine/config.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <sstream>
 
@@ -16,19 +17,36 @@ constexpr std::string_view kConfigurationLine = "configuration ";
 constexpr std::string_view kVersionLine = "version ";
 constexpr std::string_view kLibrariesLine = "libraries ";
 
-/// One line for each thing that must agree, in a form that people can compare.
-std::string describe(const ModelLayout& model, const EngineSettings& settings) {
+std::string describe(const ShardingPlan& plan) {
+  std::ostringstream text;
+  text << name_of(plan.parameter) << " " << name_of(plan.gradient) << " " << name_of(plan.optimizer) << " "
+       << name_of(plan.policy) << " reshard " << name_of(plan.reshard) << " ring_slots " << plan.ring_slots
+       << (plan.narrow_buckets ? "" : " wide buckets") << " parameter_degree " << plan.parameter_degree
+       << " optimizer_degree " << plan.optimizer_degree;
+  if (plan.gradient_degree != 0) text << " gradient_degree " << plan.gradient_degree;
+  return text.str();
+}
+
+std::string describe_params(const ModelLayout& model) {
+  std::string text;
+  for (std::size_t param = 0; param < model.params.size(); ++param) {
+    text += "parameter " + model.describe_param(static_cast<int>(param)) + "\n";
+  }
+  return text;
+}
+
+/// One line for each thing that all ranks must have alike, in a form that people can compare.
+std::string describe(const ShardGroups& groups, const EngineSettings& settings) {
   std::ostringstream text;
   text << kVersionLine << settings.version << "\n";
   text << kLibrariesLine << (settings.libraries.empty() ? "none" : settings.libraries) << "\n";
   text << kConfigurationLine << settings.configuration << "\n";
-  text << "plan " << name_of(settings.plan.parameter) << " " << name_of(settings.plan.gradient) << " "
-       << name_of(settings.plan.optimizer) << " " << name_of(settings.plan.policy) << " reshard "
-       << name_of(settings.plan.reshard) << " ring_slots " << settings.plan.ring_slots
-       << (settings.plan.narrow_buckets ? "" : " wide buckets") << " parameter_degree "
-       << settings.plan.parameter_degree << " optimizer_degree " << settings.plan.optimizer_degree;
-  if (settings.plan.gradient_degree != 0) text << " gradient_degree " << settings.plan.gradient_degree;
-  text << "\n";
+  if (!settings.mesh.axes.empty()) text << "mesh " << describe(settings.mesh) << "\n";
+  for (const auto& group : groups) {
+    text << "plan " << describe(group->spec().plan);
+    if (groups.size() > 1) text << " of " << group->spec().name << " over " << join(group->spec().plan.axes, " ");
+    text << "\n";
+  }
   text << "micro_steps " << settings.micro_steps << "\n";
   text << "gradient_clipping " << hex_float(settings.gradient_clipping) << "\n";
   text << "optimizer " << settings.optimizer.type << (settings.optimizer.momentum ? " with momentum" : "") << "\n";
@@ -47,8 +65,8 @@ std::string describe(const ModelLayout& model, const EngineSettings& settings) {
          << hex_float(hyper.weight_decay) << " momentum " << hex_float(hyper.momentum) << " dampening "
          << hex_float(hyper.dampening) << (hyper.nesterov ? " nesterov" : "") << "\n";
   }
-  for (std::size_t param = 0; param < model.params.size(); ++param) {
-    text << "parameter " << model.describe_param(static_cast<int>(param)) << "\n";
+  for (const auto& group : groups) {
+    if (group->has_all_ranks()) text << describe_params(group->layout());
   }
   return text.str();
 }
@@ -88,19 +106,10 @@ std::vector<std::string> gather_texts(const std::string& own, const Communicator
   return texts;
 }
 
-}  // namespace
-
-void require_same_structure(const ModelLayout& model, const EngineSettings& settings,
-                            const Communicator& communicator) {
-  const std::string own = describe(model, settings);
+/// Blocking; on all ranks, which know it. `text`: this rank's.
+[[noreturn]] void throw_difference(const std::string& text, int usual, int odd, const Communicator& communicator) {
   const auto world = static_cast<std::size_t>(communicator.size());
-  std::vector<std::int64_t> digests(world);
-  const auto digest = static_cast<std::int64_t>(digest64(own) >> 1U);
-  communicator.all_gather(std::span(&digest, 1), std::span(digests));
-  const auto [usual, odd] = find_odd_rank(digests);
-  if (odd < 0) return;
-
-  const std::vector<std::string> texts = gather_texts(own, communicator);
+  const std::vector<std::string> texts = gather_texts(text, communicator);
   const std::vector<std::string> expected = lines_of(texts[static_cast<std::size_t>(usual)]);
   const std::vector<std::string> got = lines_of(texts[static_cast<std::size_t>(odd)]);
   const std::string who = "rank " + std::to_string(odd) + "/" + std::to_string(world);
@@ -147,50 +156,106 @@ void require_same_structure(const ModelLayout& model, const EngineSettings& sett
   throw Error(ErrorCode::kInternal, "ranks' digests differ but their descriptions do not", {.where = "engine"});
 }
 
-void require_plan_fits(const ModelLayout& model, const EngineSettings& settings,
-                       std::span<const StateDeclaration> states, const Communicator& communicator) {
-  const auto world = static_cast<std::size_t>(communicator.size());
-  const auto own = static_cast<std::int64_t>(
-      std::min<std::uint64_t>(settings.memory_limit_bytes > 0 ? settings.memory_limit_bytes : available_memory_bytes(),
-                              std::uint64_t{std::numeric_limits<std::int64_t>::max()}));
-  std::vector<std::int64_t> limits(world);
-  communicator.all_gather(std::span(&own, 1), std::span(limits));
-  const auto least = std::ranges::min_element(limits);
-  const auto limit = static_cast<std::uint64_t>(*least);
+std::int64_t digest_of(const std::string& text) {
+  return static_cast<std::int64_t>(digest64(text) >> 1U);
+}
 
-  const auto need = [&](const ShardingPlan& plan) {
-    std::uint64_t total = 0;
-    for (int rank = 0; rank < communicator.size(); ++rank) {
-      total += plan_memory(model, plan, rank, states, settings.micro_steps).total();
+}  // namespace
+
+void require_same_structure(const ShardGroups& groups, const EngineSettings& settings,
+                            const Communicator& communicator) {
+  const auto world = static_cast<std::size_t>(communicator.size());
+  const std::string own = describe(groups, settings);
+  const std::int64_t digest = digest_of(own);
+  std::vector<std::int64_t> digests(world);
+  communicator.all_gather(std::span(&digest, 1), std::span(digests));
+  if (const OddRank found = find_odd_rank(digests); found.odd >= 0)
+    throw_difference(own, found.usual, found.odd, communicator);
+
+  for (const auto& group : groups) {  // the same on all ranks, now
+    if (group->has_all_ranks()) continue;
+    const std::string params = describe_params(group->layout());
+    const std::int64_t digest_of_params = digest_of(params);
+    communicator.all_gather(std::span(&digest_of_params, 1), std::span(digests));
+    std::vector<int> colors = group->colors();
+    std::ranges::sort(colors);
+    colors.erase(std::unique(colors.begin(), colors.end()), colors.end());
+    for (const int color : colors) {
+      std::vector<int> members;
+      std::vector<std::int64_t> theirs;
+      for (std::size_t rank = 0; rank < world; ++rank) {
+        if (group->colors()[rank] != color) continue;
+        members.push_back(static_cast<int>(rank));
+        theirs.push_back(digests[rank]);
+      }
+      if (const OddRank found = find_odd_rank(theirs); found.odd >= 0) {
+        throw_difference(params, members[static_cast<std::size_t>(found.usual)],
+                         members[static_cast<std::size_t>(found.odd)], communicator);
+      }
     }
-    return total;
+  }
+}
+
+void require_plan_fits(const ShardGroups& groups, const EngineSettings& settings,
+                       std::span<const StateDeclaration> states, const Communicator& communicator) {
+  struct Choice {
+    std::string name;
+    std::function<ShardingPlan(const ShardingPlan& asked)> plan;
   };
-  const std::uint64_t asked = need(settings.plan);
-  if (asked <= limit) return;
+  std::vector<Choice> choices{{settings.plan.name, [](const ShardingPlan& asked) { return asked; }}};
+  for (const ShardingPlan& stage : all_zero_plans(settings.plan.axes)) {
+    std::vector<Reshard> reshards{settings.plan.reshard};
+    if (stage.gathers_parameters() && stage.reshard != settings.plan.reshard) reshards.push_back(stage.reshard);
+    for (const Reshard reshard : reshards) {
+      choices.push_back({stage.name + (reshards.size() > 1 ? " with reshard " + std::string(name_of(reshard)) : ""),
+                         [stage, reshard](const ShardingPlan& asked) {
+                           ShardingPlan plan = stage;
+                           plan.policy = asked.policy;
+                           plan.ring_slots = asked.ring_slots;
+                           plan.prefetch_units = asked.prefetch_units;
+                           plan.narrow_buckets = asked.narrow_buckets;
+                           plan.reshard = reshard;
+                           return plan;
+                         }});
+    }
+  }
+  // First the limit, then what this rank needs under each choice.
+  std::vector<std::int64_t> own{static_cast<std::int64_t>(
+      std::min<std::uint64_t>(settings.memory_limit_bytes > 0 ? settings.memory_limit_bytes : available_memory_bytes(),
+                              std::uint64_t{std::numeric_limits<std::int64_t>::max()}))};
+  for (const Choice& choice : choices) {
+    std::uint64_t bytes = 0;
+    for (const auto& group : groups) {
+      bytes += group->planned_memory(choice.plan(group->spec().plan), states, settings.micro_steps).total();
+    }
+    own.push_back(static_cast<std::int64_t>(bytes));
+  }
+  const auto world = static_cast<std::size_t>(communicator.size());
+  std::vector<std::int64_t> all(own.size() * world);
+  communicator.all_gather(std::span<const std::int64_t>(own), std::span(all));
+  std::size_t least = 0;  // rank
+  std::vector<std::uint64_t> needs(choices.size());
+  for (std::size_t rank = 0; rank < world; ++rank) {
+    const std::int64_t* theirs = all.data() + rank * own.size();
+    if (theirs[0] < all[least * own.size()]) least = rank;
+    for (std::size_t choice = 0; choice < needs.size(); ++choice)
+      needs[choice] += static_cast<std::uint64_t>(theirs[1 + choice]);
+  }
+  const auto limit = static_cast<std::uint64_t>(all[least * own.size()]);
+  if (needs[0] <= limit) return;
 
   std::string table;
   std::string fits;
-  for (ShardingPlan plan : all_zero_plans(settings.plan.axes)) {
-    plan.policy = settings.plan.policy;
-    plan.ring_slots = settings.plan.ring_slots;
-    plan.prefetch_units = settings.plan.prefetch_units;
-    plan.narrow_buckets = settings.plan.narrow_buckets;
-    std::vector<Reshard> choices{settings.plan.reshard};
-    if (plan.gathers_parameters() && plan.reshard != settings.plan.reshard) choices.push_back(plan.reshard);
-    for (const Reshard reshard : choices) {
-      plan.reshard = reshard;
-      const std::uint64_t bytes = need(plan);
-      const std::string name = plan.name + (choices.size() > 1 ? " with reshard " + std::string(name_of(reshard)) : "");
-      table += (table.empty() ? "" : ", ") + name + " " + format_bytes(bytes);
-      if (bytes <= limit && fits.empty()) fits = name;
-    }
+  for (std::size_t choice = 1; choice < choices.size(); ++choice) {
+    table += (table.empty() ? "" : ", ") + choices[choice].name + " " + format_bytes(needs[choice]);
+    if (needs[choice] <= limit && fits.empty()) fits = choices[choice].name;
   }
   throw Error(ErrorCode::kOutOfMemory, "the plan does not fit the memory that is there",
               {.where = "engine.plan",
-               .who = "rank " + std::to_string(least - limits.begin()) + "/" + std::to_string(world),
+               .who = "rank " + std::to_string(least) + "/" + std::to_string(world),
                .which = settings.plan.name + " on " + std::to_string(world) + " ranks",
                .expected = "at most " + format_bytes(limit) + " for all ranks, activations not counted",
-               .got = format_bytes(asked) + " [" + table + "]",
+               .got = format_bytes(needs[0]) + " [" + table + "]",
                .hint = fits.empty() ? "no ZeRO stage fits: use more hosts or a smaller model"
                                     : "smallest change that fits: " + fits});
 }

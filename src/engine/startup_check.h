@@ -1,18 +1,22 @@
 // What must hold before anything is allocated: ranks agree, and the plan fits.
 #pragma once
 
+#include "engine/shard_group.h"
+
 #include <zeroth/comm/communicator.h>
 #include <zeroth/engine/engine.h>
 
 namespace zeroth {
 
 /// Blocking. Throws kMismatch on every rank, naming the odd rank (see odd_rank.h), and the parameter or setting.
-void require_same_structure(const ModelLayout& model, const EngineSettings& settings, const Communicator& communicator);
+/// Settings are those of all ranks, parameters those of the ranks of a shard group.
+void require_same_structure(const ShardGroups& groups, const EngineSettings& settings,
+                            const Communicator& communicator);
 
 /// Blocking. Throws kOutOfMemory on every rank if the plans of all ranks of this host together exceed what is
 /// available; the message names the rank that has least, holds the table of stages 0 to 3 and names the smallest plan
 /// that fits.
-void require_plan_fits(const ModelLayout& model, const EngineSettings& settings,
+void require_plan_fits(const ShardGroups& groups, const EngineSettings& settings,
                        std::span<const StateDeclaration> states, const Communicator& communicator);
 
 }  // namespace zeroth

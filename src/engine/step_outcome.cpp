@@ -43,16 +43,15 @@ double mean_factor(std::int64_t batches) {
 }
 
 StepResult outcome_of(const CommitVote& vote, const StepTerms& terms) {
-  const auto world = static_cast<std::int64_t>(vote.backwards.size());
-  const std::int64_t batches = world * terms.settings.micro_steps - vote.joined;
+  const std::int64_t batches = std::int64_t{terms.data_ranks} * terms.settings.micro_steps - vote.joined;
   StepResult result{.boundary = true, .step = terms.committed, .batches = batches};
   result.preempted = vote.preempted_rank >= 0;
   result.times = vote.times;
   result.grad_norm = vote.norm.l2_norm() * mean_factor(batches);
   result.lr = terms.settings.groups[terms.reported_group].lr * terms.settings.schedule.factor(terms.committed);
   if (vote.offender_rank >= 0) {
-    result.first_offender = FirstOffender{terms.model.params[static_cast<std::size_t>(vote.offender.param)].name,
-                                          vote.offender_rank, vote.offender.micro_step, vote.offender.count};
+    result.first_offender =
+        FirstOffender{terms.offender, vote.offender_rank, vote.offender.micro_step, vote.offender.count};
   }
   result.cause = cause_of(vote, terms.settings);
   result.reason = reason_of(vote, result);

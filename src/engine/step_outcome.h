@@ -8,12 +8,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace zeroth {
 
 struct StepTerms {
-  const ModelLayout& model;
   const EngineSettings& settings;
+  int data_ranks = 1;              ///< ranks with batches of their own
+  std::string offender{};          ///< name of the parameter of CommitVote::offender
   std::int64_t committed = 0;      ///< steps before this one
   std::size_t reported_group = 0;  ///< whose learning rate is reported
 };

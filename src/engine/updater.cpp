@@ -13,8 +13,8 @@ bool has_shape(const Optimizer& optimizer, StateShape shape) {
 
 }  // namespace
 
-Engine::Updater::Updater(const ModelLayout& layout, const Optimizer& optimizer, ModelMemory& memory,
-                         CommBackend& backend, KernelContext kernels)
+Updater::Updater(const ModelLayout& layout, const Optimizer& optimizer, ModelMemory& memory, CommBackend& backend,
+                 KernelContext kernels)
     : layout_(layout),
       optimizer_(optimizer),
       memory_(memory),
@@ -25,7 +25,7 @@ Engine::Updater::Updater(const ModelLayout& layout, const Optimizer& optimizer, 
       has_entries_of_rows_(has_shape(optimizer, StateShape::kRow)),
       steps_(layout.params.size(), 0) {}
 
-std::vector<Engine::Updater::Run> Engine::Updater::runs_of(int flat, const std::vector<bool>& has_grad) const {
+std::vector<Updater::Run> Updater::runs_of(int flat, const std::vector<bool>& has_grad) const {
   const FlatLayout& layout = layout_.flat(flat);
   const Range range = memory_.update_range(flat);
   std::vector<Run> runs;
@@ -56,7 +56,7 @@ std::vector<Engine::Updater::Run> Engine::Updater::runs_of(int flat, const std::
   return runs;
 }
 
-void Engine::Updater::update_run(int flat, const Run& run, double factor, const GroupHyper& hyper) {
+void Updater::update_run(int flat, const Run& run, double factor, const GroupHyper& hyper) {
   const FlatLayout& layout = layout_.flat(flat);
   const std::size_t element = size_of(layout.accumulation());
   for (int owner = 0; owner < layout.world(); ++owner) {
@@ -72,8 +72,8 @@ void Engine::Updater::update_run(int flat, const Run& run, double factor, const 
   }
 }
 
-void Engine::Updater::update_range(int flat, const Range& updated, std::int64_t step, const std::byte* grad,
-                                   double factor, const GroupHyper& hyper) {
+void Updater::update_range(int flat, const Range& updated, std::int64_t step, const std::byte* grad, double factor,
+                           const GroupHyper& hyper) {
   const FlatLayout& layout = layout_.flat(flat);
   const DType accumulation = layout.accumulation();
   const std::size_t element = size_of(accumulation);
@@ -105,7 +105,7 @@ void Engine::Updater::update_range(int flat, const Range& updated, std::int64_t 
   for (const Range& block : blocks_of(flat, updated)) update(block.begin - updated.begin, block.end - updated.begin);
 }
 
-std::vector<Range> Engine::Updater::blocks_of(int flat, const Range& range) const {
+std::vector<Range> Updater::blocks_of(int flat, const Range& range) const {
   if (!has_entries_of_rows_) return {range};
   const std::vector<Segment>& segments = layout_.flat(flat).segments;
   const auto segment =
@@ -121,8 +121,8 @@ std::vector<Range> Engine::Updater::blocks_of(int flat, const Range& range) cons
   return blocks;
 }
 
-void Engine::Updater::update(const std::vector<bool>& has_grad, double factor, const std::vector<GroupHyper>& groups,
-                             double lr_factor) {
+void Updater::update(const std::vector<bool>& has_grad, double factor, const std::vector<GroupHyper>& groups,
+                     double lr_factor) {
   for (std::size_t flat = 0; flat < layout_.flats.size(); ++flat) {
     if (!layout_.flats[flat].trainable) continue;
     for (const Run& run : runs_of(static_cast<int>(flat), has_grad)) {

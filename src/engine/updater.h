@@ -12,7 +12,7 @@
 
 namespace zeroth {
 
-class Engine::Updater {
+class Updater {
  public:
   Updater(const ModelLayout& layout, const Optimizer& optimizer, ModelMemory& memory, CommBackend& backend,
           KernelContext kernels);

@@ -8,17 +8,40 @@
 #include <unordered_set>
 
 namespace zeroth {
+namespace {
+
+/// "[2, 3]"
+std::string extents(const std::vector<std::int64_t>& shape) {
+  std::string text = "[";
+  for (std::size_t dim = 0; dim < shape.size(); ++dim) text += (dim == 0 ? "" : ", ") + std::to_string(shape[dim]);
+  return text + "]";
+}
+
+void require_box(const ParamSpec& param) {
+  if (param.logical_shape.empty() && param.box_offset.empty()) return;
+  const std::size_t dims = param.shape.size();
+  bool fits = param.logical_shape.size() == dims && param.box_offset.size() == dims;
+  for (std::size_t dim = 0; fits && dim < dims; ++dim) {
+    fits = param.box_offset[dim] >= 0 && param.shape[dim] >= 0 && param.shape[dim] <= param.logical_shape[dim] &&
+           param.box_offset[dim] <= param.logical_shape[dim] - param.shape[dim];
+  }
+  ZR_CHECK(fits, ErrorCode::kModel, "a parameter is no box of its tensor",
+           {.where = "zero.model_layout",
+            .which = param.name,
+            .expected = "offset and shape inside " + extents(param.logical_shape),
+            .got = extents(param.shape) + " at " + extents(param.box_offset)});
+}
+
+}  // namespace
 
 std::string ModelLayout::describe_param(int param) const {
   const ParamSpec& spec = params[static_cast<std::size_t>(param)];
-  std::string text = spec.name + " " + std::string(name_of(spec.dtype)) + " [";
-  for (std::size_t dim = 0; dim < spec.shape.size(); ++dim) {
-    text += (dim == 0 ? "" : ", ") + std::to_string(spec.shape[dim]);
-  }
-  text += spec.trainable ? "] trainable" : "] frozen";
+  std::string text = spec.name + " " + std::string(name_of(spec.dtype)) + " " + extents(spec.shape);
+  text += spec.trainable ? " trainable" : " frozen";
   text += " group " + std::to_string(spec.group);
   if (spec.grad_factor != 1.0) text += " grad_factor " + hex_float(spec.grad_factor);
   for (const std::string& alias : spec.aliases) text += " tied to " + alias;
+  if (!spec.logical_shape.empty()) text += " at " + extents(spec.box_offset) + " of " + extents(spec.logical_shape);
   const UnitSpec& unit = units[static_cast<std::size_t>(places[static_cast<std::size_t>(param)].unit)];
   text += (unit.repeated ? " repeated unit " : " unit ") + unit.name;
   return text;
@@ -29,20 +52,33 @@ ModelLayout make_model_layout(std::vector<ParamSpec> params, std::vector<UnitSpe
 }
 
 ModelLayout make_model_layout(std::vector<ParamSpec> params, std::vector<UnitSpec> units, const Degrees& degrees) {
-  const std::array<int, 3> below_the_world{degrees.parameter, degrees.optimizer, degrees.gradient};
+  return make_model_layout(std::move(params), std::move(units), std::span(&degrees, 1));
+}
+
+ModelLayout make_model_layout(std::vector<ParamSpec> params, std::vector<UnitSpec> units,
+                              std::span<const Degrees> degrees) {
   ModelLayout model;
   model.params = std::move(params);
   model.units = std::move(units);
-  model.world = degrees.world;
+  model.world = std::ranges::max(degrees, {}, &Degrees::world).world;
   model.places.resize(model.params.size());
   std::unordered_set<std::string> names;
   for (const ParamSpec& param : model.params) {
     ZR_CHECK(names.insert(param.name).second, ErrorCode::kModel, "two parameters have the same name",
              {.where = "zero.model_layout", .which = param.name});
+    require_box(param);
   }
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
     const UnitSpec& spec = model.units[unit];
     model.unit_flats.emplace_back();
+    ZR_CHECK(spec.shard_group >= 0 && static_cast<std::size_t>(spec.shard_group) < degrees.size(), ErrorCode::kUsage,
+             "a unit is in a shard group that does not exist",
+             {.where = "zero.model_layout",
+              .which = spec.name,
+              .expected = "0 to " + std::to_string(degrees.size() - 1),
+              .got = std::to_string(spec.shard_group)});
+    const Degrees& of_unit = degrees[static_cast<std::size_t>(spec.shard_group)];
+    const std::array<int, 3> below_the_world{of_unit.parameter, of_unit.optimizer, of_unit.gradient};
     for (const int param : spec.params) {
       ZR_CHECK(param >= 0 && static_cast<std::size_t>(param) < model.params.size(), ErrorCode::kUsage,
                "a unit names a parameter that does not exist",
@@ -57,7 +93,7 @@ ModelLayout make_model_layout(std::vector<ParamSpec> params, std::vector<UnitSpe
       place.unit = static_cast<int>(unit);
     }
     for (FlatLayout& layout :
-         make_flat_layouts(model.params, spec, static_cast<int>(unit), degrees.world, below_the_world)) {
+         make_flat_layouts(model.params, spec, static_cast<int>(unit), of_unit.world, below_the_world)) {
       const int index = static_cast<int>(model.flats.size());
       for (std::size_t segment = 0; segment < layout.segments.size(); ++segment) {
         ParamPlace& place = model.places[static_cast<std::size_t>(layout.segments[segment].param)];
@@ -73,6 +109,50 @@ ModelLayout make_model_layout(std::vector<ParamSpec> params, std::vector<UnitSpe
              {.where = "zero.model_layout", .which = model.params[param].name});
   }
   return model;
+}
+
+ModelParts split_model(const ModelLayout& model, std::span<const Degrees> degrees) {
+  ModelParts split;
+  split.parts.resize(degrees.size());
+  split.params.resize(model.params.size());
+  for (std::size_t group = 0; group < degrees.size(); ++group) split.parts[group].layout.world = degrees[group].world;
+  const auto next = [](const std::vector<int>& numbers) { return static_cast<int>(numbers.size()); };
+  for (std::size_t param = 0; param < model.params.size(); ++param) {
+    const auto unit = static_cast<std::size_t>(model.places[param].unit);
+    const int group = model.units[unit].shard_group;
+    ModelPart& part = split.parts[static_cast<std::size_t>(group)];
+    split.params[param] = {group, next(part.params)};
+    part.params.push_back(static_cast<int>(param));
+    part.layout.params.push_back(model.params[param]);
+  }
+  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+    const int group = model.units[unit].shard_group;
+    ModelPart& part = split.parts[static_cast<std::size_t>(group)];
+    const int unit_of_part = next(part.units);
+    split.units.push_back({group, unit_of_part});
+    part.units.push_back(static_cast<int>(unit));
+    UnitSpec& spec = part.layout.units.emplace_back(model.units[unit]);
+    for (int& param : spec.params) param = split.params[static_cast<std::size_t>(param)].index;
+    part.layout.unit_flats.emplace_back();
+    for (const int flat : model.unit_flats[unit]) {
+      part.layout.unit_flats.back().push_back(next(part.flats));
+      split.flats.push_back({group, next(part.flats)});
+      part.flats.push_back(flat);
+      FlatLayout& layout = part.layout.flats.emplace_back(model.flat(flat));
+      layout.unit = unit_of_part;
+      for (Segment& segment : layout.segments)
+        segment.param = split.params[static_cast<std::size_t>(segment.param)].index;
+    }
+  }
+  for (ModelPart& part : split.parts) {
+    for (const int param : part.params) {
+      ParamPlace place = model.places[static_cast<std::size_t>(param)];
+      place.unit = split.units[static_cast<std::size_t>(place.unit)].index;
+      if (place.flat >= 0) place.flat = split.flats[static_cast<std::size_t>(place.flat)].index;
+      part.layout.places.push_back(place);
+    }
+  }
+  return split;
 }
 
 std::size_t SlotTable::total_bytes() const {

@@ -12,7 +12,7 @@ namespace zeroth {
 
 ParameterStore::ParameterStore(const ModelLayout& model, const ShardingPlan& plan, ModelMemory& memory,
                                CommBackend& backend, Device& device, Stream gather_stream, KernelContext kernels,
-                               ParameterBinder& binder)
+                               ParameterBinder& binder, Counters& counters)
     : model_(model),
       plan_(plan),
       memory_(memory),
@@ -26,7 +26,8 @@ ParameterStore::ParameterStore(const ModelLayout& model, const ShardingPlan& pla
                                               memory.degrees().parameter, "updates")),
       units_(model.units.size()),
       slot_user_(memory.gathered_table().slot_bytes.size(), -1),
-      ring_(ring_positions(model)) {
+      ring_(ring_positions(model)),
+      counters_(counters) {
   const Signals& own = memory_.signals(memory_.rank());
   for (std::size_t flat = 0; flat < model.flats.size(); ++flat) {
     // Constant after this; visible to peers through the first epoch, and through the first bucket that is published.
@@ -271,11 +272,6 @@ void ParameterStore::prefetch_next() {
     if (user >= 0) continue;  // no room: it will be gathered on demand
     start_gather(unit);
   }
-}
-
-void ParameterStore::reset_peaks() {
-  counters_.live_slots_peak = counters_.live_slots;
-  counters_.live_bytes_peak = counters_.live_bytes;
 }
 
 }  // namespace zeroth

@@ -74,9 +74,10 @@ ToyOutcome train_toy_rank(const ToyTraining& training, std::unique_ptr<CommBacke
   const auto backend = std::make_shared<CountingBackend>(std::move(base), table);
   try {
     const auto device = make_cpu_device(training.mode, training.chaos_seed * 131 + static_cast<std::uint64_t>(rank));
-    ToyModel model(training.model, 7);
+    ToyModel model(training.model, training.model_seed);
     model.set_poison(training.poison);
     model.set_chosen(training.chosen_gradients);
+    if (training.data_of) model.take_data_of(training.data_of(rank));
     model.set_left_out(training.left_out, training.zeros_for_left_out);
     ToyStructure structure = model.structure();
     EngineSettings settings = settings_of(training);

@@ -15,6 +15,7 @@ namespace zeroth::test {
 
 struct ToyTraining {
   ToyOptions model{};
+  std::uint64_t model_seed = 7;  ///< of its initial values
   ShardingPlan plan = zero_plan(0, {"dp"});
   int world = 1;
   ThreadTransport transport = ThreadTransport::kMemory;
@@ -34,6 +35,7 @@ struct ToyTraining {
   bool zeros_for_left_out = false;  ///< or one of zeros
   ToyModel::PoisonRule poison{};
   ToyModel::ChosenRule chosen_gradients{};
+  std::function<int(int rank)> data_of{};  ///< whose data a rank trains on; unset: its own
   /// Changes what one rank asks for, to make ranks disagree.
   std::function<void(int rank, ToyStructure&, EngineSettings&)> tamper{};
   /// Runs on every rank after each step; for what a single test wants to do or look at.

@@ -48,6 +48,10 @@ struct MemorySnapshot {
 
   [[nodiscard]] std::uint64_t operator[](MemoryState state) const { return bytes[static_cast<std::size_t>(state)]; }
   [[nodiscard]] std::uint64_t total() const;
+  MemorySnapshot& operator+=(const MemorySnapshot& other) {
+    for (std::size_t state = 0; state < kNumMemoryStates; ++state) bytes[state] += other.bytes[state];
+    return *this;
+  }
   bool operator==(const MemorySnapshot&) const = default;
 };
 

@@ -13,6 +13,7 @@
 #include <zeroth/base/tensor_view.h>
 #include <zeroth/base/version.h>
 #include <zeroth/comm/communicator.h>
+#include <zeroth/comm/mesh.h>
 #include <zeroth/comm/rank_activity.h>
 #include <zeroth/device/device.h>
 #include <zeroth/engine/operation.h>
@@ -33,17 +34,33 @@
 
 namespace zeroth {
 
-class GradientStore;
+struct GroupResources;
 class PhaseClock;
+class ShardGroup;
 class StepWarnings;
-class UnitUses;
 struct CommitVote;
 class OperationTable;
 class UnevenJoin;
 
+/// Units with a plan and a group of ranks of their own: experts, or the units of a model that ranks split by tensors.
+struct ShardGroupSpec {
+  std::string name{};  ///< for messages
+  /// Ranks that differ along its axes only have the same parameters, share their states and sum their gradients.
+  ShardingPlan plan{};
+  /// Axes of the mesh along which ranks have other parameters: each its box of a tensor (ParamSpec::logical_shape).
+  /// Along an axis that is neither here nor in the plan, ranks have copies, whose gradients are the same without a sum.
+  std::vector<std::string> distinct_axes{};
+};
+
 /// All settings of the training and of the placement, with all defaults resolved.
 struct EngineSettings {
-  ShardingPlan plan{};
+  ShardingPlan plan{};  ///< of all units, or of the first of `shard_groups`
+  /// Indexed by UnitSpec::shard_group. Empty: one group, of all units, by `plan`.
+  std::vector<ShardGroupSpec> shard_groups{};
+  MeshSpec mesh{};  ///< axes of the ranks; empty: every plan is over all ranks
+  /// Axes of the mesh along which ranks have batches of their own; along the others they compute on the same batch.
+  /// Empty: all. The gradient of a step is the mean over these batches.
+  std::vector<std::string> batch_axes{};
   int micro_steps = 1;
   double gradient_clipping = 0.0;  ///< largest norm; 0: off
   OptimizerOptions optimizer{};
@@ -110,7 +127,8 @@ class Engine {
   /// From now on the engine reports its phase to `activity`. Null: no reports.
   void set_activity(std::shared_ptr<RankActivity> activity);
 
-  /// Collective, blocks. Copies rank 0's values to all ranks. `values(param)` returns this rank's dense data in the
+  /// Collective, blocks. Copies the values of the first rank that has a parameter, rank 0 where all have it, to the
+  /// others. `values(param)` returns this rank's dense data in the
   /// parameter's dtype. The engine calls `release(unit)` when it has read the values of the unit. Units with replicated
   /// parameters are bound when this returns.
   void initialize(const std::function<ConstTensorView(int)>& values, const std::function<void(int)>& release);
@@ -193,7 +211,7 @@ class Engine {
   [[nodiscard]] double average(double value, std::string_view name = {});
   /// Copies the whole current flat to `out` (flat.bytes()), between steps. Collective, blocks; `out` is null on ranks
   /// that do not need the values. On a one-sided transport a rank may call it alone.
-  void read_flat(int flat, std::byte* out) { parameters_->read(flat, out); }
+  void read_flat(int flat, std::byte* out);
   /// Blocks until all ranks are in this barrier. `name` appears in errors and in the flight recorder. Ranks in barriers
   /// of different names get kMismatch with both names.
   void barrier(std::string_view name = {});
@@ -224,11 +242,12 @@ class Engine {
 
   /// Whether any parameter may ever train. Without one the engine gathers and evaluates, and step() throws kUsage.
   [[nodiscard]] bool trains() const;
+  /// The whole model of this rank. Each flat is cut for the ranks of its unit's shard group.
   [[nodiscard]] const ModelLayout& layout() const { return layout_; }
   [[nodiscard]] const EngineSettings& settings() const { return settings_; }
   [[nodiscard]] MemoryReport memory_report() const;
   [[nodiscard]] WireBytes planned_wire() const;
-  [[nodiscard]] const ParameterStore::Counters& counters() const { return parameters_->counters(); }
+  [[nodiscard]] const ParameterStore::Counters& counters() const { return counters_; }
   /// Resets the peaks, to measure a phase by itself.
   void reset_peaks();
   [[nodiscard]] std::int64_t committed_steps() const { return committed_steps_; }
@@ -237,14 +256,28 @@ class Engine {
   [[nodiscard]] const Communicator& communicator() const { return communicator_; }
 
  private:
-  class Updater;
   struct OwnOperations;
+  /// A parameter, unit or flat by its group's number.
+  struct InGroup {
+    ShardGroup& group;
+    int index;
+  };
+  [[nodiscard]] InGroup at(PartIndex place) const {
+    return {*groups_[static_cast<std::size_t>(place.part)], place.index};
+  }
+  [[nodiscard]] InGroup param_at(int param) const { return at(split_.params[static_cast<std::size_t>(param)]); }
+  [[nodiscard]] InGroup unit_at(int unit) const { return at(split_.units[static_cast<std::size_t>(unit)]); }
+  [[nodiscard]] InGroup flat_at(int flat) const { return at(split_.flats[static_cast<std::size_t>(flat)]); }
 
   void enter(Phase phase, int unit = -1) noexcept;
   [[nodiscard]] std::chrono::nanoseconds waited() const noexcept {
     return activity_ ? activity_->waited() : std::chrono::nanoseconds{0};
   }
-  void build_stores();
+  void build_groups();
+  void allocate_groups();
+  void sync_groups(OperationId what, std::string_view name);
+  void forget_order();
+  [[nodiscard]] std::vector<Degrees> degrees_of_groups() const;
   /// On a rank without a batch: takes part until no rank has a batch, another epoch begins, or the front end must act.
   [[nodiscard]] Next follow();
   /// Ends the state in which ranks have no batch. All ranks call it at the same place.
@@ -254,6 +287,8 @@ class Engine {
   StepResult finish_step(bool idle);
   /// Completes all sums of the step, then runs the vote of all ranks.
   CommitVote cast_vote(bool idle, bool discards);
+  /// Of the commit vote's first offender; "" without one. Blocks.
+  [[nodiscard]] std::string name_of_offender(const CommitVote& vote) const;
   void forget_gradients();
   void require_not_parted() const;
   void part() noexcept;
@@ -271,20 +306,21 @@ class Engine {
   Logger log_;
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<ThreadPool> pool_;
+  MeshPlace place_;
   ModelLayout layout_;
+  ModelParts split_;  ///< its parts are in groups_
   std::unique_ptr<OperationTable> operations_;
   std::unique_ptr<OwnOperations> own_;
-  std::unique_ptr<ModelMemory> memory_;
-  std::unique_ptr<ParameterStore> parameters_;
-  std::unique_ptr<GradientStore> gradients_;
-  std::unique_ptr<Updater> updater_;
+  ParameterStore::Counters counters_;
+  std::unique_ptr<GroupResources> resources_;
+  std::vector<std::unique_ptr<ShardGroup>> groups_;
   std::unique_ptr<UnevenJoin> uneven_join_;
-  std::unique_ptr<UnitUses> uses_;
+  bool leads_batch_ = true;         ///< the first rank of those that compute on its batch
+  int data_ranks_ = 1;              ///< ranks with batches of their own
   std::size_t reported_group_ = 0;  ///< the first group with a trainable parameter: the one of StepResult::lr
   bool parted_ = false;             ///< see together()
   std::uint64_t forward_seq_ = 0;
   int micro_step_ = 0;
-  std::vector<bool> trained_;  ///< one a parameter: it wanted a gradient in the last backward
   bool had_backward_ = false;
   bool backward_failed_ = false;
   std::int64_t committed_steps_ = 0;

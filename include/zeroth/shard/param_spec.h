@@ -18,6 +18,10 @@ struct ParamSpec {
   int group = 0;                       ///< index into the optimizer's parameter groups
   double grad_factor = 1.0;            ///< multiplies the gradient in the update (experts and the like)
   std::vector<std::string> aliases{};  ///< other names of the same tensor
+  /// The tensor that this rank's parameter is a box of, `shape` elements from `box_offset` on: rows of a matrix that
+  /// ranks split, an expert of several. Empty: the parameter is the whole tensor.
+  std::vector<std::int64_t> logical_shape{};
+  std::vector<std::int64_t> box_offset{};  ///< one entry for each dimension of logical_shape
 
   [[nodiscard]] std::int64_t numel() const {
     std::int64_t count = 1;
@@ -34,6 +38,7 @@ struct UnitSpec {
   std::vector<int> params{};
   bool repeated =
       false;  ///< one of several units of the same form, which share a ring of slots; others have their own slot
+  int shard_group = 0;  ///< index into EngineSettings::shard_groups
   bool operator==(const UnitSpec&) const = default;
 };
 

@@ -38,6 +38,13 @@ struct WireBytes {
   [[nodiscard]] std::uint64_t total() const {
     return gather_parameters + reduce_gradients + gather_gradients + publish_parameters;
   }
+  WireBytes& operator+=(const WireBytes& other) {
+    gather_parameters += other.gather_parameters;
+    reduce_gradients += other.reduce_gradients;
+    gather_gradients += other.gather_gradients;
+    publish_parameters += other.publish_parameters;
+    return *this;
+  }
   bool operator==(const WireBytes&) const = default;
 };
 

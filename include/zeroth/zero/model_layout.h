@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -28,7 +29,7 @@ struct ModelLayout {
   std::vector<FlatLayout> flats{};
   std::vector<std::vector<int>> unit_flats{};  ///< flats of each unit
   std::vector<ParamPlace> places{};            ///< one per parameter
-  int world = 1;
+  int world = 1;  ///< ranks that the flats are cut for; of a model in several parts, the most of any
 
   [[nodiscard]] const Segment& segment(int param) const {
     const ParamPlace& place = places[static_cast<std::size_t>(param)];
@@ -44,8 +45,39 @@ struct ModelLayout {
 /// kModel, with the name, unless every parameter is in exactly one unit and all names are unique.
 [[nodiscard]] ModelLayout make_model_layout(std::vector<ParamSpec> params, std::vector<UnitSpec> units,
                                             const Degrees& degrees);
+/// The layout of a model whose units have plans of their own: `degrees[UnitSpec::shard_group]` of each unit. Throws
+/// kUsage for a group that has none.
+[[nodiscard]] ModelLayout make_model_layout(std::vector<ParamSpec> params, std::vector<UnitSpec> units,
+                                            std::span<const Degrees> degrees);
 /// The layout for plans that split each state over all ranks or not at all.
 [[nodiscard]] ModelLayout make_model_layout(std::vector<ParamSpec> params, std::vector<UnitSpec> units, int world);
+
+/// The units of one shard group as a model of their own, with numbers from 0, and the numbers that the whole model has
+/// for them.
+struct ModelPart {
+  ModelLayout layout{};
+  std::vector<int> params{};
+  std::vector<int> units{};
+  std::vector<int> flats{};
+};
+
+/// The number of a parameter, unit or flat of the whole model in its part.
+struct PartIndex {
+  int part = 0;
+  int index = 0;
+  bool operator==(const PartIndex&) const = default;
+};
+
+/// A model cut into the parts of its shard groups.
+struct ModelParts {
+  std::vector<ModelPart> parts{};
+  std::vector<PartIndex> params{};  ///< one for each of the whole model, as the next two
+  std::vector<PartIndex> units{};
+  std::vector<PartIndex> flats{};
+};
+
+/// One part for each of `degrees`, in the order of the whole model; a part without units is empty.
+[[nodiscard]] ModelParts split_model(const ModelLayout& model, std::span<const Degrees> degrees);
 
 /// Memory slots that units use in turn. The slot of a unit never changes.
 struct SlotTable {

@@ -41,8 +41,24 @@ class ParameterBinder {
 
 class ParameterStore {
  public:
+  struct Counters {
+    std::uint64_t gathers = 0;           ///< units gathered
+    std::uint64_t overflow_slots = 0;    ///< gathers into memory beyond the plan, because their slot was in use
+    std::uint64_t order_deviations = 0;  ///< units not used in the order of the previous step
+    int live_slots = 0;                  ///< ring slots in use
+    int live_slots_peak = 0;
+    std::uint64_t live_bytes = 0;  ///< bytes of parameters gathered now
+    std::uint64_t live_bytes_peak = 0;
+    void reset_peaks() {
+      live_slots_peak = live_slots;
+      live_bytes_peak = live_bytes;
+    }
+  };
+
+  /// Borrows all references, which must outlive it. Several stores may count in one `counters`.
   ParameterStore(const ModelLayout& model, const ShardingPlan& plan, ModelMemory& memory, CommBackend& backend,
-                 Device& device, Stream gather_stream, KernelContext kernels, ParameterBinder& binder);
+                 Device& device, Stream gather_stream, KernelContext kernels, ParameterBinder& binder,
+                 Counters& counters);
   ParameterStore(const ParameterStore&) = delete;
   ParameterStore& operator=(const ParameterStore&) = delete;
   ~ParameterStore();
@@ -86,17 +102,7 @@ class ParameterStore {
   /// Bytes of control blocks and staging of the groups that were split from the backend.
   [[nodiscard]] std::size_t transport_bytes() const;
 
-  struct Counters {
-    std::uint64_t gathers = 0;           ///< units gathered
-    std::uint64_t overflow_slots = 0;    ///< gathers into memory beyond the plan, because their slot was in use
-    std::uint64_t order_deviations = 0;  ///< units not used in the order of the previous step
-    int live_slots = 0;                  ///< ring slots in use
-    int live_slots_peak = 0;
-    std::uint64_t live_bytes = 0;  ///< bytes of parameters gathered now
-    std::uint64_t live_bytes_peak = 0;
-  };
   [[nodiscard]] const Counters& counters() const { return counters_; }
-  void reset_peaks();
 
  private:
   struct UnitState {
@@ -139,7 +145,7 @@ class ParameterStore {
   std::function<void(int unit)> before_gather_;
   std::function<void()> before_blocking_;
   std::uint64_t epoch_ = 0;
-  Counters counters_;
+  Counters& counters_;
 };
 
 /// A lease on a unit's gathered parameters. Move-only. The constructor may block (acquire()); the destructor gives the

@@ -165,8 +165,9 @@ TEST(Judge, WhoTrainsOtherParametersIsFoundAmongThoseWithABatch) {
   const auto votes = [&](int joined) {
     return vote_all(4, [&](int rank) {
       Ballot ballot;
-      ballot.trains = digest_of(rank == 2 ? other : usual);
+      ballot.trains = {digest_of(rank == 2 ? other : usual)};
       ballot.joined = rank == 2 ? joined : 0;
+      ballot.out = ballot.joined > 0;
       return ballot;
     });
   };

@@ -87,7 +87,7 @@ struct Stores {
         model(std::move(layout)),
         memory(model, plan, element_states(2), micro_steps, *device, *backend),
         parameters(model, plan, memory, *backend, *device, device->make_stream("gather"), {&pool, kernels::best_isa()},
-                   bound),
+                   bound, counters),
         gradients(model, plan, micro_steps, memory, *backend, device->make_stream("reduce"),
                   {&pool, kernels::best_isa()}, device->ledger()) {}
 
@@ -139,6 +139,7 @@ struct Stores {
   std::unique_ptr<Device> device = make_cpu_device();
   ThreadPool pool{1};
   Bound bound;
+  ParameterStore::Counters counters;
   ModelMemory memory;
   ParameterStore parameters;
   GradientStore gradients;

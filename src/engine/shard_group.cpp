@@ -1,0 +1,191 @@
+#include "engine/shard_group.h"
+
+#include "engine/initial_values.h"
+#include "zero/call_tags.h"
+
+#include <zeroth/base/error.h>
+#include <zeroth/base/text.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace zeroth {
+namespace {
+
+bool contains(std::span<const std::string> axes, std::string_view axis) {
+  return std::ranges::find(axes, axis) != axes.end();
+}
+
+std::vector<std::string> names_of(const MeshSpec& mesh) {
+  std::vector<std::string> names;
+  for (const MeshAxis& axis : mesh.axes) names.push_back(axis.name);
+  return names;
+}
+
+GroupColors colors_of(const MeshPlace& place, std::span<const std::string> axes, int world) {
+  GroupColors colors;
+  for (int rank = 0; rank < world; ++rank) colors.push_back(MeshPlace(place.spec(), rank, world).color(axes));
+  return colors;
+}
+
+void require_axes(const ShardGroupSpec& spec, const MeshPlace& place, std::span<const std::string> batch_axes) {
+  for (const MeshAxis& axis : place.spec().axes) {
+    const bool sums = contains(spec.plan.axes, axis.name);
+    const bool differs = contains(spec.distinct_axes, axis.name);
+    ZR_CHECK(!(sums && differs), ErrorCode::kConfig, "a shard group sums gradients of different parameters",
+             {.where = "engine.shard_group",
+              .which = spec.name + ", axis " + axis.name,
+              .expected = "an axis of the plan, or one along which parameters differ"});
+    ZR_CHECK(sums || differs || axis.size == 1 || !contains(batch_axes, axis.name), ErrorCode::kConfig,
+             "a shard group leaves out gradients of ranks that have batches of their own",
+             {.where = "engine.shard_group",
+              .which = spec.name + ", axis " + axis.name,
+              .expected = "every batch axis in the plan's axes, or in those along which parameters differ",
+              .got = "a plan over " + join(spec.plan.axes, ", ")});
+  }
+}
+
+}  // namespace
+
+std::vector<ShardGroupSpec> shard_groups_of(const EngineSettings& settings) {
+  if (!settings.shard_groups.empty()) return settings.shard_groups;
+  return {{.name = "model", .plan = settings.plan}};
+}
+
+MeshPlace mesh_place_of(const EngineSettings& settings, int rank, int world) {
+  if (!settings.mesh.axes.empty()) return MeshPlace(settings.mesh, rank, world);
+  // Plans of a job without a mesh are over all ranks, whatever they call them: the other axes have one rank.
+  MeshSpec spec;
+  for (const ShardGroupSpec& group : shard_groups_of(settings)) {
+    for (const std::string& axis : group.plan.axes) {
+      const bool known = std::ranges::any_of(spec.axes, [&](const MeshAxis& one) { return one.name == axis; });
+      if (!known) spec.axes.push_back({.name = axis, .size = spec.axes.empty() ? world : 1});
+    }
+  }
+  if (spec.axes.empty()) spec.axes.push_back({.name = "dp", .size = world});
+  return MeshPlace(std::move(spec), rank, world);
+}
+
+std::vector<std::string> batch_axes_of(const EngineSettings& settings, const MeshPlace& place) {
+  return settings.batch_axes.empty() ? names_of(place.spec()) : settings.batch_axes;
+}
+
+class ShardGroup::Binder final : public ParameterBinder {
+ public:
+  Binder(const std::vector<int>& flats, ParameterBinder& outer) : flats_(flats), outer_(outer) {}
+  void bind(int flat, std::byte* data) override { outer_.bind(flats_[static_cast<std::size_t>(flat)], data); }
+
+ private:
+  const std::vector<int>& flats_;
+  ParameterBinder& outer_;
+};
+
+ShardGroup::ShardGroup(ShardGroupSpec spec, ModelPart part, const MeshPlace& place,
+                       std::span<const std::string> batch_axes, int world)
+    : spec_(std::move(spec)), part_(std::move(part)), colors_(colors_of(place, spec_.plan.axes, world)) {
+  require_axes(spec_, place, batch_axes);
+  const auto own = colors_.begin() + place.rank();
+  size_ = static_cast<int>(std::ranges::count(colors_, *own));
+  rank_ = static_cast<int>(std::count(colors_.begin(), own, *own));
+  std::vector<std::string> copies;  // along these axes, ranks outside the group have the same parameters
+  std::vector<std::string> alike;
+  for (const MeshAxis& axis : place.spec().axes) {
+    if (contains(spec_.distinct_axes, axis.name)) continue;
+    alike.push_back(axis.name);
+    if (!contains(spec_.plan.axes, axis.name)) copies.push_back(axis.name);
+  }
+  alike_colors_ = colors_of(place, alike, world);
+  has_copies_ = place.size(copies) > 1;
+  counts_in_norm_ = place.is_first(copies);
+}
+
+ShardGroup::~ShardGroup() {
+  uses_.reset();
+  if (communicator_) communicator_->backend().set_tag_names({});  // they speak of this group's layout
+}
+
+void ShardGroup::connect(const std::shared_ptr<CommBackend>& job, bool shares_job) {
+  const auto split = [&job](const GroupColors& colors, const std::string& name) -> std::shared_ptr<CommBackend> {
+    return job->split(colors[static_cast<std::size_t>(job->rank())], job->rank(), name);
+  };
+  shares_job_ = shares_job;
+  communicator_.emplace(shares_job ? job : split(colors_, spec_.name));
+  if (has_copies_) alike_ = split(alike_colors_, spec_.name + " values");
+}
+
+void ShardGroup::allocate(const GroupResources& shared, OperationId step, const OperationNames& names) {
+  CommBackend& backend = communicator_->backend();
+  backend.set_tag_names(tag_names(layout(), names));
+  const int micro_steps = shared.settings.micro_steps;
+  binder_ = std::make_unique<Binder>(part_.flats, shared.binder);
+  memory_ = std::make_unique<ModelMemory>(layout(), spec_.plan, shared.optimizer.states(), micro_steps, shared.device,
+                                          backend);
+  parameters_ = std::make_unique<ParameterStore>(layout(), spec_.plan, *memory_, backend, shared.device,
+                                                 shared.gather_stream, shared.kernels, *binder_, shared.counters);
+  gradients_ = std::make_unique<GradientStore>(layout(), spec_.plan, micro_steps, *memory_, backend,
+                                               shared.reduce_stream, shared.kernels, shared.device.ledger());
+  updater_ = std::make_unique<Updater>(layout(), shared.optimizer, *memory_, backend, shared.kernels);
+  gradients_->set_operations(step, names);
+  uses_ = std::make_unique<UnitUses>(layout(), spec_.plan, *parameters_);
+  trained_ = uses_->expected();
+}
+
+int ShardGroup::initialize(const std::function<ConstTensorView(int)>& values, const std::function<void(int)>& release,
+                           const GroupResources& shared) {
+  const Communicator alike = alike_ ? Communicator(alike_) : *communicator_;
+  InitialValues initial(layout(), *memory_, shared.device, alike);
+  const auto number = [](const std::vector<int>& numbers, int index) {
+    return numbers[static_cast<std::size_t>(index)];
+  };
+  const int differing = initial.bring([&](int param) { return values(number(part_.params, param)); },
+                                      [&](int unit) { release(number(part_.units, unit)); });
+  staging_bytes_ = initial.staging_bytes();
+  parameters_->publish();
+  for (int flat = 0; !spec_.plan.gathers_parameters() && flat < static_cast<int>(part_.flats.size()); ++flat) {
+    binder_->bind(flat, memory_->parameters(flat));
+  }
+  return differing < 0 ? -1 : number(part_.units, differing);
+}
+
+void ShardGroup::end_backward() {
+  gradients_->close_backward();
+  trained_ = uses_->expected();
+  uses_->end_backward();
+}
+
+void ShardGroup::complete_step() {
+  uses_->release_kept();
+  parameters_->quiesce();
+  gradients_->complete();
+}
+
+void ShardGroup::add_norm(kernels::NormAccumulator& norm) const {
+  for (int flat = 0; counts_in_norm_ && flat < static_cast<int>(part_.flats.size()); ++flat) {
+    if (gradients_->has_sums(flat)) norm.merge(gradients_->norm(flat));
+  }
+}
+
+std::vector<bool> ShardGroup::has_grad() const {
+  std::vector<bool> has_grad;
+  for (int param = 0; param < static_cast<int>(part_.params.size()); ++param) {
+    has_grad.push_back(gradients_->has_grad(param));
+  }
+  return has_grad;
+}
+
+MemorySnapshot ShardGroup::planned_memory(const ShardingPlan& plan, std::span<const StateDeclaration> states,
+                                          int micro_steps) const {
+  return plan_memory(layout(), plan, rank_, states, micro_steps);
+}
+
+void ShardGroup::share_sums() {
+  if (spec_.plan.gathers_gradients(size_)) gradients_->share_sums();
+}
+
+std::size_t ShardGroup::transport_bytes() const {
+  const std::size_t own = shares_job_ ? 0 : communicator_->backend().memory_bytes();
+  return own + (alike_ ? alike_->memory_bytes() : 0) + memory_->transport_bytes() + parameters_->transport_bytes() +
+         gradients_->transport_bytes();
+}
+
+}  // namespace zeroth

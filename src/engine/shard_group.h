@@ -1,0 +1,135 @@
+// ShardGroup: the units of a model that share a plan and a group of ranks, with everything that this rank has for them.
+//
+// The engine has a list of them and adds nothing that one of them needs: a unit's parameters, gradients, update and
+// memory are its group's affair, in the group's own numbers of parameters, units and flats. Across groups there are the
+// streams, the ledger, the counters and the commit vote.
+#pragma once
+
+#include "engine/commit_vote.h"
+#include "engine/unit_uses.h"
+#include "engine/updater.h"
+#include "zero/gradient_store.h"
+#include "zero/model_memory.h"
+
+#include <zeroth/comm/mesh.h>
+#include <zeroth/engine/engine.h>
+#include <zeroth/zero/parameter_store.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace zeroth {
+
+/// What the groups of an engine share; all of it outlives them.
+struct GroupResources {
+  const EngineSettings& settings;
+  const Optimizer& optimizer;
+  Device& device;
+  KernelContext kernels;
+  Stream gather_stream;
+  Stream reduce_stream;
+  ParameterBinder& binder;
+  ParameterStore::Counters& counters;
+};
+
+class ShardGroup {
+ public:
+  /// The ranks of a job of `world` ranks that differ along the plan's axes only. Throws kConfig if these leave out one
+  /// along which ranks have batches of their own, for parameters that do not differ.
+  ShardGroup(ShardGroupSpec spec, ModelPart part, const MeshPlace& place, std::span<const std::string> batch_axes,
+             int world);
+  ShardGroup(const ShardGroup&) = delete;
+  ShardGroup& operator=(const ShardGroup&) = delete;
+  ~ShardGroup();
+
+  /// Collective over `job`, blocks: makes the group of these ranks, or takes the job's own if it `shares_job`, as one
+  /// group of an engine may: the tags of two would meet there.
+  void connect(const std::shared_ptr<CommBackend>& job, bool shares_job);
+  /// After connect(). Collective over the group, blocks. `names`: of operations, `step` that of step().
+  void allocate(const GroupResources& shared, OperationId step, const OperationNames& names);
+  /// Collective, blocks; see Engine::initialize(). Returns the first unit of the whole model whose values differed, -1.
+  [[nodiscard]] int initialize(const std::function<ConstTensorView(int)>& values,
+                               const std::function<void(int)>& release, const GroupResources& shared);
+
+  [[nodiscard]] const ShardGroupSpec& spec() const { return spec_; }
+  [[nodiscard]] const ModelPart& part() const { return part_; }
+  [[nodiscard]] const ModelLayout& layout() const { return part_.layout; }
+  [[nodiscard]] const Communicator& communicator() const { return *communicator_; }
+  /// Of all ranks of the job.
+  [[nodiscard]] const GroupColors& colors() const { return colors_; }
+  [[nodiscard]] bool has_all_ranks() const { return size_ == static_cast<int>(colors_.size()); }
+  [[nodiscard]] int size() const { return size_; }
+  [[nodiscard]] int rank() const { return rank_; }
+
+  [[nodiscard]] ParameterStore& parameters() { return *parameters_; }
+  [[nodiscard]] GradientStore& gradients() { return *gradients_; }
+  [[nodiscard]] const GradientStore& gradients() const { return *gradients_; }
+  [[nodiscard]] UnitUses& uses() { return *uses_; }
+  [[nodiscard]] const UnitUses& uses() const { return *uses_; }
+
+  void end_backward();
+  /// One a parameter: it wanted a gradient in the last backward.
+  [[nodiscard]] const std::vector<bool>& trained() const { return trained_; }
+  /// Before the vote: nothing of the step is under way any more. Collective, blocks.
+  void complete_step();
+  /// This rank's part of the norm. Elements that other ranks have too are in the part of one of them.
+  void add_norm(kernels::NormAccumulator& norm) const;
+  /// One a parameter: a gradient of this step has come on this rank.
+  [[nodiscard]] std::vector<bool> has_grad() const;
+
+  /// After the vote, one a parameter: a gradient has come on any rank of the group.
+  void set_has_grad_anywhere(std::vector<bool> has_grad) { has_grad_anywhere_ = std::move(has_grad); }
+  /// Before update(): the sums that it needs are here. Collective, blocks.
+  void share_sums();
+  /// Updates what has a gradient anywhere; see Updater.
+  void update(double factor, const std::vector<GroupHyper>& groups, double lr_factor) {
+    updater_->update(has_grad_anywhere_, factor, groups, lr_factor);
+  }
+
+  [[nodiscard]] MemorySnapshot planned_memory(const ShardingPlan& plan, std::span<const StateDeclaration> states,
+                                              int micro_steps) const;
+  [[nodiscard]] std::uint64_t resident_bytes() const { return memory_->resident_bytes(); }
+  /// Of groups inside the job's.
+  [[nodiscard]] std::size_t transport_bytes() const;
+  [[nodiscard]] std::size_t staging_bytes() const { return staging_bytes_; }
+
+ private:
+  /// Gives the stores' flats the whole model's numbers.
+  class Binder;
+
+  ShardGroupSpec spec_;
+  ModelPart part_;
+  GroupColors colors_;
+  int size_ = 0;
+  int rank_ = 0;              ///< in the group, as size_
+  bool has_copies_;           ///< ranks outside the group have the same parameters
+  bool counts_in_norm_;       ///< no other rank with the same elements does
+  GroupColors alike_colors_;  ///< of ranks with the same parameters
+  bool shares_job_ = false;
+  std::optional<Communicator> communicator_;
+  std::shared_ptr<CommBackend> alike_;  ///< ranks with the same parameters, where these are more than the group's
+  std::unique_ptr<Binder> binder_;
+  std::unique_ptr<ModelMemory> memory_;
+  std::unique_ptr<ParameterStore> parameters_;
+  std::unique_ptr<GradientStore> gradients_;
+  std::unique_ptr<Updater> updater_;
+  std::unique_ptr<UnitUses> uses_;
+  std::vector<bool> trained_;
+  std::vector<bool> has_grad_anywhere_;
+  std::size_t staging_bytes_ = 0;
+};
+
+using ShardGroups = std::vector<std::unique_ptr<ShardGroup>>;
+
+/// EngineSettings::shard_groups, or the one group of all units.
+[[nodiscard]] std::vector<ShardGroupSpec> shard_groups_of(const EngineSettings& settings);
+/// EngineSettings::mesh, or the one axis of all ranks. Throws the errors of validate().
+[[nodiscard]] MeshPlace mesh_place_of(const EngineSettings& settings, int rank, int world);
+/// EngineSettings::batch_axes, or all of the mesh.
+[[nodiscard]] std::vector<std::string> batch_axes_of(const EngineSettings& settings, const MeshPlace& place);
+
+}  // namespace zeroth
