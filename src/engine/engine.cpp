@@ -9,6 +9,7 @@
 #include "engine/step_warnings.h"
 #include "engine/uneven_join.h"
 #include "zero/call_tags.h"
+#include "zero/exchange_choice.h"
 
 #include <kernels/common/dispatch.h>
 #include <zeroth/base/failpoint.h>
@@ -47,6 +48,7 @@ Engine::Engine(std::vector<ParamSpec> params, std::vector<UnitSpec> units, Engin
       log_(std::move(logger)),
       optimizer_(settings_.own_optimizer ? settings_.own_optimizer() : make_optimizer(settings_.optimizer)),
       pool_(std::make_unique<ThreadPool>(settings_.threads)),
+      kernels_(settings_.own_kernels ? settings_.own_kernels(device, *pool_) : make_kernels(device, *pool_)),
       place_(mesh_place_of(settings_, communicator_.rank(), communicator_.size())),
       layout_(make_model_layout(std::move(params), std::move(units), degrees_of_groups())) {
   clock_ = std::make_unique<PhaseClock>();
@@ -60,6 +62,12 @@ Engine::Engine(std::vector<ParamSpec> params, std::vector<UnitSpec> units, Engin
              "a parameter belongs to a parameter group that does not exist",
              {.where = "engine", .which = param.name, .got = std::to_string(param.group)});
   }
+  ZR_CHECK(kernels_->on_host() || optimizer_->runs_on_device(), ErrorCode::kUsage,
+           "the optimizer has no kernel for the device of its states",
+           {.where = "engine",
+            .which = std::string(optimizer_->name()),
+            .expected = zeroth::join(optimizer_names(), ", "),
+            .hint = "or train it with its states in memory of the host"});
   build_groups();
   require_same_structure(groups_, settings_, communicator_);
   int reported = static_cast<int>(settings_.groups.size());
@@ -97,6 +105,8 @@ void Engine::build_groups() {
   for (std::size_t index = 0; index < specs.size(); ++index) {
     ShardGroupSpec& spec = specs[index];
     if (!device_.asynchronous()) spec.plan.prefetch_units = 0;  // nothing goes ahead of the caller: no slot for it
+    if (!choose_exchange(communicator_.backend().capabilities(), kernels_->memory()).narrow_buckets)
+      spec.plan.narrow_buckets = false;
     groups_.push_back(
         std::make_unique<ShardGroup>(std::move(spec), std::move(split_.parts[index]), place_, batch_axes, world()));
   }
@@ -111,7 +121,7 @@ void Engine::allocate_groups() {
   resources_.reset(new GroupResources{.settings = settings_,
                                       .optimizer = *optimizer_,
                                       .device = device_,
-                                      .kernels = {pool_.get(), kernels::best_isa()},
+                                      .kernels = *kernels_,
                                       .gather_stream = device_.make_stream("gather"),
                                       .reduce_stream = device_.make_stream("reduce"),
                                       .binder = binder_,
@@ -391,7 +401,9 @@ StepResult Engine::finish_step(bool idle) {
                     settings_.schedule.factor(committed_steps_));
     }
     ZR_FAILPOINT("engine.publish");
+    resources_->gather_stream.order_after(resources_->reduce_stream.record());  // of the update, on a device
     for (const auto& group : groups_) group->parameters().publish();
+    kernels_->settle(resources_->gather_stream);
     ZR_FAILPOINT("engine.committed");
     result.committed = true;
     result.step = ++committed_steps_;

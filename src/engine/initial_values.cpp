@@ -7,12 +7,18 @@
 #include <cstring>
 #include <span>
 #include <string_view>
+#include <utility>
 
 namespace zeroth {
 
-InitialValues::InitialValues(const ModelLayout& model, ModelMemory& memory, Device& device,
-                             const Communicator& communicator)
-    : model_(model), memory_(memory), device_(device), communicator_(communicator) {
+InitialValues::InitialValues(const ModelLayout& model, ModelMemory& memory, Device& device, Kernels& kernels,
+                             Stream stream, const Communicator& communicator)
+    : model_(model),
+      memory_(memory),
+      device_(device),
+      kernels_(kernels),
+      stream_(std::move(stream)),
+      communicator_(communicator) {
   for (const FlatLayout& layout : model_.flats) staging_bytes_ = std::max(staging_bytes_, layout.bytes());
 }
 
@@ -36,7 +42,8 @@ int InitialValues::bring(const std::function<ConstTensorView(int)>& values, cons
         if (segment.numel == 0) continue;  // it may have no address
         const ConstTensorView value = values(segment.param);
         fill_until(segment.offset);
-        std::memcpy(whole.data() + static_cast<std::size_t>(segment.offset) * element, value.data, value.bytes());
+        kernels_.copy(whole.data() + static_cast<std::size_t>(segment.offset) * element, value.data, value.bytes(),
+                      stream_);
         written = segment.offset + segment.numel;
       }
       fill_until(layout.length);
@@ -56,8 +63,8 @@ void InitialValues::store(int flat, const std::byte* values) {
   const FlatLayout& layout = model_.flat(flat);
   const std::size_t element = size_of(layout.dtype);
   const Range rest = memory_.rest_range(flat, memory_.rank());
-  std::memcpy(memory_.parameters(flat), values + static_cast<std::size_t>(rest.begin) * element,
-              static_cast<std::size_t>(rest.size()) * element);
+  kernels_.copy(memory_.parameters(flat), values + static_cast<std::size_t>(rest.begin) * element,
+                static_cast<std::size_t>(rest.size()) * element, stream_);
 }
 
 }  // namespace zeroth

@@ -5,6 +5,7 @@
 
 #include <zeroth/base/tensor_view.h>
 #include <zeroth/comm/communicator.h>
+#include <zeroth/compute/kernels.h>
 #include <zeroth/device/device.h>
 
 #include <cstddef>
@@ -15,7 +16,8 @@ namespace zeroth {
 class InitialValues {
  public:
   /// All of them outlive this.
-  InitialValues(const ModelLayout& model, ModelMemory& memory, Device& device, const Communicator& communicator);
+  InitialValues(const ModelLayout& model, ModelMemory& memory, Device& device, Kernels& kernels, Stream stream,
+                const Communicator& communicator);
 
   /// Collective, see Engine::initialize(). Returns the first unit whose values differed here from rank 0's, or -1.
   [[nodiscard]] int bring(const std::function<ConstTensorView(int)>& values, const std::function<void(int)>& release);
@@ -28,6 +30,8 @@ class InitialValues {
   const ModelLayout& model_;
   ModelMemory& memory_;
   Device& device_;
+  Kernels& kernels_;
+  Stream stream_;
   const Communicator& communicator_;
   std::size_t staging_bytes_ = 0;
 };

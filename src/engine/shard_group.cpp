@@ -119,12 +119,13 @@ void ShardGroup::allocate(const GroupResources& shared, OperationId step, const 
   const int micro_steps = shared.settings.micro_steps;
   binder_ = std::make_unique<Binder>(part_.flats, shared.binder);
   memory_ = std::make_unique<ModelMemory>(layout(), spec_.plan, shared.optimizer.states(), micro_steps, shared.device,
-                                          backend);
+                                          shared.kernels, backend);
   parameters_ = std::make_unique<ParameterStore>(layout(), spec_.plan, *memory_, backend, shared.device,
                                                  shared.gather_stream, shared.kernels, *binder_, shared.counters);
   gradients_ = std::make_unique<GradientStore>(layout(), spec_.plan, micro_steps, *memory_, backend,
                                                shared.reduce_stream, shared.kernels, shared.device.ledger());
-  updater_ = std::make_unique<Updater>(layout(), shared.optimizer, *memory_, backend, shared.kernels);
+  updater_ =
+      std::make_unique<Updater>(layout(), shared.optimizer, *memory_, backend, shared.kernels, shared.reduce_stream);
   gradients_->set_operations(step, names);
   uses_ = std::make_unique<UnitUses>(layout(), spec_.plan, *parameters_);
   trained_ = uses_->expected();
@@ -133,7 +134,7 @@ void ShardGroup::allocate(const GroupResources& shared, OperationId step, const 
 int ShardGroup::initialize(const std::function<ConstTensorView(int)>& values, const std::function<void(int)>& release,
                            const GroupResources& shared) {
   const Communicator alike = alike_ ? Communicator(alike_) : *communicator_;
-  InitialValues initial(layout(), *memory_, shared.device, alike);
+  InitialValues initial(layout(), *memory_, shared.device, shared.kernels, shared.gather_stream, alike);
   const auto number = [](const std::vector<int>& numbers, int index) {
     return numbers[static_cast<std::size_t>(index)];
   };

@@ -29,7 +29,7 @@ struct GroupResources {
   const EngineSettings& settings;
   const Optimizer& optimizer;
   Device& device;
-  KernelContext kernels;
+  Kernels& kernels;
   Stream gather_stream;
   Stream reduce_stream;
   ParameterBinder& binder;

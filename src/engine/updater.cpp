@@ -3,6 +3,7 @@
 #include <zeroth/base/error.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace zeroth {
 namespace {
@@ -14,12 +15,13 @@ bool has_shape(const Optimizer& optimizer, StateShape shape) {
 }  // namespace
 
 Updater::Updater(const ModelLayout& layout, const Optimizer& optimizer, ModelMemory& memory, CommBackend& backend,
-                 KernelContext kernels)
+                 Kernels& kernels, Stream stream)
     : layout_(layout),
       optimizer_(optimizer),
       memory_(memory),
       backend_(backend),
       kernels_(kernels),
+      stream_(std::move(stream)),
       num_states_(optimizer.states().size()),
       has_entries_of_tensors_(has_shape(optimizer, StateShape::kTensor) || has_shape(optimizer, StateShape::kRow)),
       has_entries_of_rows_(has_shape(optimizer, StateShape::kRow)),
@@ -99,7 +101,7 @@ void Updater::update_range(int flat, const Range& updated, std::int64_t step, co
                      .factor = factor * layout.grad_factor,
                      .step = step,
                      .hyper = hyper},
-                    kernels_.isa);
+                    kernels_, stream_);
   };
   if (!has_entries_of_tensors_) return kernels_.for_ranges(updated.size(), update);
   for (const Range& block : blocks_of(flat, updated)) update(block.begin - updated.begin, block.end - updated.begin);

@@ -3,8 +3,8 @@
 
 #include "zero/model_memory.h"
 
+#include <zeroth/compute/kernels.h>
 #include <zeroth/engine/engine.h>
-#include <zeroth/zero/kernel_context.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -15,12 +15,12 @@ namespace zeroth {
 class Updater {
  public:
   Updater(const ModelLayout& layout, const Optimizer& optimizer, ModelMemory& memory, CommBackend& backend,
-          KernelContext kernels);
+          Kernels& kernels, Stream stream);
 
-  /// Updates every parameter with has_grad[param], its padding with it; the others keep value, moments and step count.
-  /// `factor` averages and clips; learning rates are groups' times `lr_factor`.
-  /// Where every rank updates everything, the sums are read in place from the ranks that own them (counted as
-  /// all_gather): nobody writes its sums again before it knows of this rank's next backward.
+  /// On a device this is work of the stream. Updates every parameter with has_grad[param], its padding with it; the
+  /// others keep value, moments and step count. `factor` averages and clips; learning rates are groups' times
+  /// `lr_factor`. Where every rank updates everything, the sums are read in place from the ranks that own them (counted
+  /// as all_gather): nobody writes its sums again before it knows of this rank's next backward.
   void update(const std::vector<bool>& has_grad, double factor, const std::vector<GroupHyper>& groups,
               double lr_factor);
 
@@ -41,7 +41,8 @@ class Updater {
   const Optimizer& optimizer_;
   ModelMemory& memory_;
   CommBackend& backend_;
-  KernelContext kernels_;
+  Kernels& kernels_;
+  Stream stream_;  ///< of reductions
   std::size_t num_states_;
   bool has_entries_of_tensors_;  ///< states with one entry for each parameter or row: a block lies in one of them
   bool has_entries_of_rows_;

@@ -1,7 +1,6 @@
 // Adam and AdamW differ in where weight decay enters; both keep two moments.
 #include "optim/optimizer_table.h"
 
-#include <kernels/adamw/adamw.h>
 #include <zeroth/optim/optimizer.h>
 
 namespace zeroth {
@@ -14,24 +13,25 @@ class AdamFamily final : public Optimizer {
   std::string_view name() const override { return name_; }
   std::vector<StateDeclaration> states() const override { return {{"exp_avg"}, {"exp_avg_sq"}}; }
 
-  void step(const StepBlock& block, kernels::Isa isa) const override {
-    const kernels::AdamWHyper hyper{.lr = block.hyper.lr,
-                                    .beta1 = block.hyper.beta1,
-                                    .beta2 = block.hyper.beta2,
-                                    .eps = block.hyper.eps,
-                                    .weight_decay = block.hyper.weight_decay,
-                                    .decoupled = decoupled_,
-                                    .factor = block.factor,
-                                    .step = block.step};
-    kernels::adamw_step({.param = block.param,
-                         .low = block.low,
-                         .exp_avg = block.states[0],
-                         .exp_avg_sq = block.states[1],
-                         .grad = block.grad,
-                         .n = block.n,
-                         .dtype = block.dtype,
-                         .coefficients = kernels::adamw_coefficients(hyper)},
-                        isa);
+  bool runs_on_device() const override { return true; }
+  void step(const StepBlock& block, Kernels& kernels, const Stream& stream) const override {
+    const zeroth::kernels::AdamWHyper hyper{.lr = block.hyper.lr,
+                                            .beta1 = block.hyper.beta1,
+                                            .beta2 = block.hyper.beta2,
+                                            .eps = block.hyper.eps,
+                                            .weight_decay = block.hyper.weight_decay,
+                                            .decoupled = decoupled_,
+                                            .factor = block.factor,
+                                            .step = block.step};
+    kernels.adamw({.param = block.param,
+                   .low = block.low,
+                   .exp_avg = block.states[0],
+                   .exp_avg_sq = block.states[1],
+                   .grad = block.grad,
+                   .n = block.n,
+                   .dtype = block.dtype,
+                   .coefficients = zeroth::kernels::adamw_coefficients(hyper)},
+                  stream);
   }
 
  private:

@@ -1,6 +1,5 @@
 #include "optim/optimizer_table.h"
 
-#include <kernels/sgd/sgd.h>
 #include <zeroth/optim/optimizer.h>
 
 namespace zeroth {
@@ -15,21 +14,22 @@ class Sgd final : public Optimizer {
     return momentum_ ? std::vector<StateDeclaration>{{"momentum_buffer"}} : std::vector<StateDeclaration>{};
   }
 
-  void step(const StepBlock& block, kernels::Isa isa) const override {
-    kernels::sgd_step({.param = block.param,
-                       .low = block.low,
-                       .momentum = momentum_ ? block.states[0] : nullptr,  // untouched where the group's is 0
-                       .grad = block.grad,
-                       .n = block.n,
-                       .dtype = block.dtype,
-                       .hyper = {.lr = block.hyper.lr,
-                                 .momentum = momentum_ ? block.hyper.momentum : 0.0,
-                                 .dampening = block.hyper.dampening,
-                                 .weight_decay = block.hyper.weight_decay,
-                                 .nesterov = block.hyper.nesterov,
-                                 .factor = block.factor,
-                                 .first_step = block.step == 1}},
-                      isa);
+  bool runs_on_device() const override { return true; }
+  void step(const StepBlock& block, Kernels& kernels, const Stream& stream) const override {
+    kernels.sgd({.param = block.param,
+                 .low = block.low,
+                 .momentum = momentum_ ? block.states[0] : nullptr,  // untouched where the group's is 0
+                 .grad = block.grad,
+                 .n = block.n,
+                 .dtype = block.dtype,
+                 .hyper = {.lr = block.hyper.lr,
+                           .momentum = momentum_ ? block.hyper.momentum : 0.0,
+                           .dampening = block.hyper.dampening,
+                           .weight_decay = block.hyper.weight_decay,
+                           .nesterov = block.hyper.nesterov,
+                           .factor = block.factor,
+                           .first_step = block.step == 1}},
+                stream);
   }
 
  private:

@@ -56,6 +56,7 @@ struct ExchangeContext {
   Stream reduce_stream;
   MemoryLedger& ledger;
   ReducedShards& shards;
+  Kernels& kernels;
   const OperationNames& operations;  ///< for errors; may be empty
 };
 

@@ -2,10 +2,8 @@
 
 #include "zero/gradient_exchange.h"
 
-#include <kernels/bucket/bucket.h>
-
 #include <algorithm>
-#include <atomic>
+#include <utility>
 
 namespace zeroth {
 namespace {
@@ -28,19 +26,22 @@ std::vector<int> sole_users(const SlotTable& table) {
 }  // namespace
 
 GradientStore::GradientStore(const ModelLayout& model, const ShardingPlan& plan, int micro_steps, ModelMemory& memory,
-                             CommBackend& backend, Stream reduce_stream, KernelContext kernels, MemoryLedger& ledger)
+                             CommBackend& backend, Stream reduce_stream, Kernels& kernels, MemoryLedger& ledger)
     : model_(model),
       plan_(plan),
       micro_steps_(micro_steps),
       memory_(memory),
+      reduce_stream_(std::move(reduce_stream)),
       kernels_(kernels),
       slot_holder_(sole_users(memory.bucket_table())),
-      shards_(std::make_unique<ReducedShards>(model, memory, kernels, ledger, backend.node_sizes(), slot_holder_)),
+      shards_(std::make_unique<ReducedShards>(model, memory, kernels, reduce_stream_, ledger, backend.node_sizes(),
+                                              slot_holder_)),
       flats_(model.flats.size()),
       ring_positions_(ring_positions(model)),
       ring_open_(static_cast<std::size_t>(plan.ring_slots), -1),
-      has_grad_(model.params.size(), false) {
-  const ExchangeContext context{model, memory, backend, std::move(reduce_stream), ledger, *shards_, operations_};
+      has_grad_(model.params.size(), false),
+      nonfinite_(kernels.make_words((model.params.size() + 1) * sizeof(std::int64_t))) {
+  const ExchangeContext context{model, memory, backend, reduce_stream_, ledger, *shards_, kernels, operations_};
   exchange_ = reads_peers() ? make_one_sided_exchange(context) : make_matched_exchange(context);
   for (std::size_t flat = 0; flat < model.flats.size(); ++flat) {
     flats_[flat].filled.assign(model.flats[flat].segments.size(), false);
@@ -82,16 +83,17 @@ void GradientStore::add(int param, ConstTensorView grad) {
   flat.filled[static_cast<std::size_t>(place.segment)] = true;
   const DType dtype = flat.dtype;
   std::byte* target = memory_.bucket(place.flat, dtype) + array_bytes(segment.offset, dtype);
-  std::atomic<std::int64_t> non_finite{0};
-  kernels_.for_ranges(segment.numel, [&](std::int64_t begin, std::int64_t end) {
-    std::byte* dst = target + array_bytes(begin, dtype);
-    const std::byte* src = grad.data + array_bytes(begin, grad.dtype);
-    non_finite += first ? kernels::bucket_store(dst, dtype, src, grad.dtype, end - begin, kernels_.isa)
-                        : kernels::bucket_add(dst, src, grad.dtype, end - begin, kernels_.isa);
-  });
-  if (non_finite > 0 && offender_.param < 0) {
-    offender_ = {param, micro_step_, static_cast<std::uint64_t>(non_finite.load())};
+  kernels_.store({target, dtype, grad.data, grad.dtype, segment.numel, !first}, nonfinite(param), reduce_stream_);
+  arrived_.push_back(param);
+  kernels_.settle(reduce_stream_);  // the caller may use its memory again
+}
+
+void GradientStore::find_offender() {
+  for (const int param : arrived_) {
+    const std::int64_t found = std::exchange(*nonfinite(param), 0);
+    if (found > 0 && offender_.param < 0) offender_ = {param, micro_step_, static_cast<std::uint64_t>(found)};
   }
+  arrived_.clear();
 }
 
 void GradientStore::open(int flat) {
@@ -118,8 +120,8 @@ void GradientStore::widen(int flat) {
     if (!own.filled[segment]) continue;
     const auto [_, offset, numel] = layout.segments[segment];
     const std::byte* from = memory_.bucket(flat, own.dtype) + array_bytes(offset, own.dtype);
-    (void)kernels::bucket_store(memory_.bucket(flat, wide) + array_bytes(offset, wide), wide, from, own.dtype, numel,
-                                kernels_.isa);
+    kernels_.store({memory_.bucket(flat, wide) + array_bytes(offset, wide), wide, from, own.dtype, numel, false},
+                   nonfinite(static_cast<int>(model_.params.size())), reduce_stream_);
   }
   own.dtype = wide;
 }
@@ -175,8 +177,8 @@ void GradientStore::publish(int flat) {
   std::int64_t written_end = 0;
   const auto fill_until = [&](std::int64_t end) {
     if (end <= written_end) return;
-    kernels::fill_zero(bucket + array_bytes(written_end, own.dtype),
-                       static_cast<std::int64_t>(array_bytes(end - written_end, own.dtype)), kernels_.isa);
+    kernels_.zero(bucket + array_bytes(written_end, own.dtype), array_bytes(end - written_end, own.dtype),
+                  reduce_stream_);
   };
   for (std::size_t segment = 0; segment < own.filled.size(); ++segment) {
     if (!own.filled[segment]) continue;
@@ -230,6 +232,8 @@ void GradientStore::complete() {
   }
   shards_->settle();
   exchange_->combine_sums(next_step);
+  kernels_.settle(reduce_stream_);
+  find_offender();
 }
 
 void GradientStore::share_sums() {
@@ -248,6 +252,7 @@ void GradientStore::begin_step() {
   }
   std::ranges::fill(ring_open_, -1);
   reduced_before_ = false;
+  find_offender();
   offender_ = {};
   micro_step_ = 0;
 }

@@ -19,8 +19,8 @@
 #include <kernels/norm/norm.h>
 #include <zeroth/base/tensor_view.h>
 #include <zeroth/comm/backend.h>
+#include <zeroth/compute/kernels.h>
 #include <zeroth/device/device.h>
-#include <zeroth/zero/kernel_context.h>
 #include <zeroth/zero/operation_id.h>
 
 #include <cstdint>
@@ -46,7 +46,7 @@ class GradientStore {
  public:
   /// Borrows all references, which must outlive it.
   GradientStore(const ModelLayout& model, const ShardingPlan& plan, int micro_steps, ModelMemory& memory,
-                CommBackend& backend, Stream reduce_stream, KernelContext kernels, MemoryLedger& ledger);
+                CommBackend& backend, Stream reduce_stream, Kernels& kernels, MemoryLedger& ledger);
   GradientStore(const GradientStore&) = delete;
   GradientStore& operator=(const GradientStore&) = delete;
   ~GradientStore();
@@ -74,7 +74,10 @@ class GradientStore {
   /// `step`: the operation that complete() is part of; `names`: of all operations, for errors. Before the first sync().
   void set_operations(OperationId step, OperationNames names);
   /// Sets the running micro-step, from 0. With kPerStep only the last micro-step publishes.
-  void set_micro_step(int micro_step) { micro_step_ = micro_step; }
+  void set_micro_step(int micro_step) {
+    find_offender();
+    micro_step_ = micro_step;
+  }
 
   /// Blocks until all ranks have come to this call, and reduces meanwhile, because a rank in backward may wait until
   /// this one has taken its gradients. It must come before every collective except complete(), which calls it itself.
@@ -98,6 +101,7 @@ class GradientStore {
   /// Sum of squares of the flat's reduced shard, each element times the flat's grad_factor. Valid after complete() if
   /// has_sums().
   [[nodiscard]] const kernels::NormAccumulator& norm(int flat) const;
+  /// Of the micro-steps before the running one, and after complete() of all.
   [[nodiscard]] const Offender& offender() const { return offender_; }
   /// The first parameter whose gradient did not fit its 16-bit bucket; -1: none.
   [[nodiscard]] int first_wide() const { return first_wide_; }
@@ -115,6 +119,11 @@ class GradientStore {
     std::vector<bool> filled{};      ///< one a segment: the bucket holds a gradient of it
   };
 
+  /// Looks what the kernels have found in the gradients of the running micro-step.
+  void find_offender();
+  [[nodiscard]] std::int64_t* nonfinite(int param) {
+    return reinterpret_cast<std::int64_t*>(nonfinite_.bytes.data()) + param;
+  }
   void open(int flat);
   /// Moves the open bucket to memory beyond the plan, in the accumulation dtype.
   void widen(int flat);
@@ -128,7 +137,8 @@ class GradientStore {
   const ShardingPlan& plan_;
   int micro_steps_;
   ModelMemory& memory_;
-  KernelContext kernels_;
+  Stream reduce_stream_;
+  Kernels& kernels_;
   std::vector<int> slot_holder_;  ///< unit whose bucket or sums may still lie in the slot; -1: none
   std::unique_ptr<ReducedShards> shards_;
   OperationId step_{};
@@ -140,6 +150,8 @@ class GradientStore {
   std::vector<int> trainable_flats_;
   std::vector<bool> has_grad_;
   std::function<void(int flat)> before_reduce_;
+  Scratch nonfinite_;         ///< elements, one word a parameter, and one that nobody looks at
+  std::vector<int> arrived_;  ///< parameters whose gradients have come in this micro-step, in order
   Offender offender_;
   int first_wide_ = -1;
   bool reduced_before_ = false;  ///< an earlier backward of this step had reductions

@@ -2,7 +2,6 @@
 
 #include <zeroth/base/failpoint.h>
 
-#include <cstring>
 #include <string>
 #include <vector>
 
@@ -20,6 +19,7 @@ MatchedSums::MatchedSums(const ExchangeContext& context)
       backend_(context.backend),
       reduce_stream_(context.reduce_stream),
       shards_(context.shards),
+      kernels_(context.kernels),
       others_(model_, backend_, memory_.degrees().world, memory_.degrees().gradient, "groups"),
       updates_(model_, backend_, memory_, memory_.degrees().world, memory_.degrees().sums, "sums") {}
 
@@ -36,7 +36,8 @@ void MatchedSums::combine(std::span<std::uint8_t> summed) {
                          .counts = {static_cast<std::int64_t>(summed.size())},
                          .op = ReduceOp::kMax,
                          .tag = {.unit = -1, .label = static_cast<std::uint32_t>(CallPurpose::kCombineGradients)}};
-  backend_.submit({&agree, 1}, reduce_stream_).wait();
+  reduce_stream_.synchronize();
+  backend_.submit({&agree, 1}, make_nested_stream("sums")).wait();  // memory of the host
   std::vector<Collective> calls;
   for (std::size_t index = 0; index < summed.size(); ++index) {
     if (summed[index] == 0) continue;
@@ -44,7 +45,8 @@ void MatchedSums::combine(std::span<std::uint8_t> summed) {
     const FlatLayout& layout = model_.flats[index];
     const DType accumulation = layout.accumulation();
     std::byte* const sums = memory_.micro_step_sums(flat);
-    if (own[index] == 0) std::memset(sums, 0, array_bytes(memory_.micro_step_part(flat).size(), accumulation));
+    if (own[index] == 0)
+      kernels_.zero(sums, array_bytes(memory_.micro_step_part(flat).size(), accumulation), reduce_stream_);
     calls.push_back(
         others_.reduction(CallPurpose::kCombineGradients, layout, accumulation, sums, memory_.reduced(flat)));
   }

@@ -35,6 +35,7 @@ class MatchedSums {
   CommBackend& backend_;
   Stream reduce_stream_;
   ReducedShards& shards_;
+  Kernels& kernels_;
   SubGroupCalls others_;  ///< one rank of each sub-group, with the same part
   SubGroupPath updates_;  ///< whose pieces are what this rank updates
 };

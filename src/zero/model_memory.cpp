@@ -14,26 +14,6 @@ std::size_t distance(std::int64_t first, std::int64_t element, DType dtype) {
   return array_bytes(element - first, dtype);
 }
 
-void fill(std::byte* data, std::int64_t entries, DType dtype, double value) {
-  const auto as = [&]<class T>(T typed) { std::fill_n(reinterpret_cast<T*>(data), entries, typed); };
-  switch (dtype) {
-    case DType::kFloat64:
-      return as(value);
-    case DType::kFloat32:
-      return as(static_cast<float>(value));
-    case DType::kBFloat16:
-      return as(BFloat16(static_cast<float>(value)));
-    case DType::kFloat16:
-      return as(Float16(static_cast<float>(value)));
-    case DType::kInt64:
-      return as(static_cast<std::int64_t>(value));
-    case DType::kInt32:
-      return as(static_cast<std::int32_t>(value));
-    case DType::kUInt8:
-      return as(static_cast<std::uint8_t>(value));
-  }
-}
-
 }  // namespace
 
 SharedLayout make_shared_layout(const ModelLayout& model, const ShardingPlan& plan, int rank, int micro_steps) {
@@ -44,7 +24,6 @@ SharedLayout make_shared_layout(const ModelLayout& model, const ShardingPlan& pl
     offset += bytes;
     return begin;
   };
-  layout.signals = take(control_bytes(model));
   layout.parameters.assign(model.flats.size(), SharedLayout::kNone);
   layout.reduced.assign(model.flats.size(), SharedLayout::kNone);
   for (const StateRow& row : state_table(model, plan, rank, {}, micro_steps)) {  // no state of an optimizer is shared
@@ -60,12 +39,13 @@ SharedLayout make_shared_layout(const ModelLayout& model, const ShardingPlan& pl
 }
 
 ModelMemory::ModelMemory(const ModelLayout& model, const ShardingPlan& plan, std::span<const StateDeclaration> states,
-                         int micro_steps, Device& device, CommBackend& backend)
+                         int micro_steps, Device& device, Kernels& kernels, CommBackend& backend)
     : model_(model),
       plan_(plan),
       degrees_(plan.degrees(model.world)),
       rank_(backend.rank()),
-      one_sided_(backend.capabilities().one_sided),
+      choice_(choose_exchange(backend.capabilities(), kernels.memory())),
+      one_sided_(choice_.one_sided),
       local_group_(&backend),
       local_peers_{.first = one_sided_ ? 0 : rank_, .count = one_sided_ ? model.world : 1},
       bucket_dtypes_(bucket_dtypes(model, plan, micro_steps)),
@@ -85,23 +65,29 @@ ModelMemory::ModelMemory(const ModelLayout& model, const ShardingPlan& plan, std
   }
   if (!one_sided_) find_neighbours(backend);
   const SharedLayout& own = shared_layouts_[static_cast<std::size_t>(rank_)];
-  shared_ = device.make_arena(local_group_->capabilities().window_kind, own.bytes, "shared");
-  const std::span<std::byte> block = shared_.reserve(own.bytes);
+  signal_words_ = device.make_arena(local_group_->capabilities().window_kind, control_bytes(model), "signals");
   holds_.push_back(ledger_.hold({-1, MemoryState::kControl}, control_bytes(model)));
-  place_states(device, states, micro_steps, block);
+  shared_ = make_window(device, kernels, own.bytes, "shared");
+  place_states(kernels, states, micro_steps, shared_.reserve(own.bytes));
   const SignalLayout signals(static_cast<int>(model.flats.size()), model.world);
+  signal_window_ = window_of(signal_words_, "zero.signals");
   window_ = window_of(shared_, "zero");
   if (wide_table_.total_bytes() > 0) {
-    wide_ = device.make_arena(local_group_->capabilities().window_kind, wide_table_.total_bytes(), "wide");
+    wide_ = make_window(device, kernels, wide_table_.total_bytes(), "wide");
     wide_window_ = window_of(wide_, "zero.wide");
   }
   for (int index = 0; index < local_peers_.count; ++index) {
     const auto peer = static_cast<std::size_t>(local_peers_.rank(index));
-    signals_.emplace_back(window_.ranks[peer].subspan(shared_layouts_[peer].signals, control_bytes(model)), signals);
+    signals_.emplace_back(signal_window_.ranks[peer].first(control_bytes(model)), signals);
   }
 }
 
 ModelMemory::~ModelMemory() = default;
+
+Arena ModelMemory::make_window(Device& device, Kernels& kernels, std::size_t bytes, std::string_view name) const {
+  const ArenaKind kind = choose_exchange(local_group_->capabilities(), kernels.memory()).window;
+  return kind == kernels.memory() ? kernels.make_arena(bytes, name) : device.make_arena(kind, bytes, name);
+}
 
 PeerWindow ModelMemory::window_of(const Arena& arena, std::string_view name) const {
   if (one_sided_) return local_group_->attach(arena, name);
@@ -119,13 +105,13 @@ PeerWindow ModelMemory::window_of(const Arena& arena, std::string_view name) con
   return window;
 }
 
-void ModelMemory::place_states(Device& device, std::span<const StateDeclaration> states, int micro_steps,
+void ModelMemory::place_states(Kernels& kernels, std::span<const StateDeclaration> states, int micro_steps,
                                std::span<std::byte> shared) {
   const SharedLayout& own = shared_layouts_[static_cast<std::size_t>(rank_)];
   std::vector<StateRow> rows = state_table(model_, plan_, rank_, states, micro_steps);
   std::size_t bytes = gathered_table_.total_bytes();
   for (const StateRow& row : rows) bytes += row.shared ? 0 : row.bytes();
-  private_ = device.make_arena(ArenaKind::kPrivate, bytes, "private");
+  private_ = kernels.make_arena(bytes, "private");
   parameters_.assign(model_.flats.size(), nullptr);
   reduced_.assign(model_.flats.size(), nullptr);
   masters_.assign(model_.flats.size(), nullptr);
@@ -143,7 +129,7 @@ void ModelMemory::place_states(Device& device, std::span<const StateDeclaration>
     if (row.kind == StateKind::kMaster) masters_[flat] = data;
     if (row.kind == StateKind::kSums) reduced_[flat] = data;
     if (row.kind == StateKind::kOptimizer && row.which == 0) first_state_[flat] = states_.size();
-    if (row.initial != 0) fill(data, row.entries, row.dtype, row.initial);
+    if (row.initial != 0) kernels.fill(data, row.entries, row.dtype, row.initial);
     states_.push_back({std::move(row), data});
   }
   for (const std::size_t slot_bytes : gathered_table_.slot_bytes) {
@@ -157,7 +143,7 @@ void ModelMemory::find_neighbours(CommBackend& backend) {
   const std::span<const int> nodes = backend.node_sizes();
   const int per_node = nodes.front();
   const auto inside = [per_node](int degree) { return degree > 1 && per_node % degree == 0; };
-  if (!backend.capabilities().one_sided_on_nodes || !(inside(degrees_.parameter) || inside(degrees_.gradient))) return;
+  if (!choice_.one_sided_on_nodes || !(inside(degrees_.parameter) || inside(degrees_.gradient))) return;
   if (std::ranges::any_of(nodes, [per_node](int size) { return size != per_node; })) return;
   const int node = rank_ / per_node;
   node_group_ = backend.split(node, rank_, "node");

@@ -1,7 +1,10 @@
 // ModelMemory: the memory of a plan on one rank, allocated once, and the addresses of the other ranks' shared parts.
 #pragma once
 
+#include "zero/exchange_choice.h"
+
 #include <zeroth/comm/backend.h>
+#include <zeroth/compute/kernels.h>
 #include <zeroth/device/device.h>
 #include <zeroth/shard/degrees.h>
 #include <zeroth/zero/memory_plan.h>
@@ -21,7 +24,6 @@ class Signals;
 
 /// Byte offsets inside the arena that one rank shares. Every rank can compute the offsets of all ranks.
 struct SharedLayout {
-  std::size_t signals = 0;
   std::vector<std::size_t> parameters{};    ///< one per flat; kNone if not shared
   std::vector<std::size_t> bucket_slots{};  ///< one per bucket slot
   std::vector<std::size_t> reduced{};       ///< one per flat; kNone if not shared, or part of the bucket
@@ -40,7 +42,7 @@ class ModelMemory {
   /// rows of state_table(). Borrows all references, which must outlive it. Throws kOutOfMemory, kResource, and the
   /// errors of the transport.
   ModelMemory(const ModelLayout& model, const ShardingPlan& plan, std::span<const StateDeclaration> states,
-              int micro_steps, Device& device, CommBackend& backend);
+              int micro_steps, Device& device, Kernels& kernels, CommBackend& backend);
   ModelMemory(const ModelMemory&) = delete;
   ModelMemory& operator=(const ModelMemory&) = delete;
   ~ModelMemory();
@@ -119,16 +121,19 @@ class ModelMemory {
   [[nodiscard]] int rank() const { return rank_; }
   /// Resident bytes of this rank's arenas. Slow: reads smaps.
   [[nodiscard]] std::uint64_t resident_bytes() const {
-    return shared_.resident_bytes() + private_.resident_bytes() + wide_.resident_bytes();
+    return signal_words_.resident_bytes() + shared_.resident_bytes() + private_.resident_bytes() +
+           wide_.resident_bytes();
   }
 
  private:
   [[nodiscard]] static std::size_t index(int flat) { return static_cast<std::size_t>(flat); }
   [[nodiscard]] Range sums_range(int flat, int rank) const { return zeroth::sums_range(model_, plan_, flat, rank); }
   [[nodiscard]] std::byte* sums_at(int flat, std::int64_t element);
-  void place_states(Device& device, std::span<const StateDeclaration> states, int micro_steps,
+  void place_states(Kernels& kernels, std::span<const StateDeclaration> states, int micro_steps,
                     std::span<std::byte> shared);
   void find_neighbours(CommBackend& backend);
+  /// Memory that local peers read, zeroed.
+  [[nodiscard]] Arena make_window(Device& device, Kernels& kernels, std::size_t bytes, std::string_view name) const;
   /// The attached arenas by world rank; empty for all other ranks.
   [[nodiscard]] PeerWindow window_of(const Arena& arena, std::string_view name) const;
 
@@ -136,6 +141,7 @@ class ModelMemory {
   const ShardingPlan& plan_;
   Degrees degrees_;
   int rank_;
+  ExchangeChoice choice_;
   bool one_sided_;
   std::unique_ptr<CommBackend> node_group_;
   CommBackend* local_group_;
@@ -147,9 +153,11 @@ class ModelMemory {
   SlotTable wide_table_;
   SlotTable gathered_table_;
   std::vector<SharedLayout> shared_layouts_;  // one a rank
+  Arena signal_words_;                        // of the host, wherever the states are
   Arena shared_;
   Arena private_;
   Arena wide_;  // address space, until a gradient comes that is wider than its bucket
+  PeerWindow signal_window_;
   PeerWindow window_;
   PeerWindow wide_window_;
   std::vector<Signals> signals_;  // one for each of local_peers()

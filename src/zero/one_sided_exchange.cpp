@@ -51,6 +51,7 @@ class OneSidedExchange final : public GradientExchange {
         reduce_stream_(context.reduce_stream),
         ledger_(context.ledger),
         shards_(context.shards),
+        kernels_(context.kernels),
         operations_(context.operations),
         sub_group_(sub_group_of(memory_.rank(), memory_.degrees().gradient, 1)),
         others_(sub_group_of(memory_.rank(), model_.world, memory_.degrees().gradient)),
@@ -174,6 +175,7 @@ class OneSidedExchange final : public GradientExchange {
   std::function<void()> before_wait_;
   MemoryLedger& ledger_;
   ReducedShards& shards_;
+  Kernels& kernels_;
   const OperationNames& operations_;
   SubGroup sub_group_;                  ///< whose gradients this rank sums: all, or those of its sub-group
   SubGroup others_;                     ///< one rank of each sub-group, with the same part
@@ -308,7 +310,7 @@ void OneSidedExchange::reduce_event(int flat, std::uint64_t code) {
     const int source = sub_group_.rank(index);
     const auto spill = spilled_.find({flat, code, source});
     if (spill != spilled_.end()) {
-      sources.push_back({.data = spill->second.copy.bytes.data(), .dtype = spill->second.dtype, .rank = source});
+      sources.push_back({.data = spill->second.copy.data(), .dtype = spill->second.dtype, .rank = source});
     } else if (const Publication theirs = memory_.signals(source).publication(flat); theirs.code == code) {
       const Pull pull = pull_of(flat, source, theirs);
       sources.push_back({.data = pull.data.data(), .dtype = pull.dtype, .rank = source});
@@ -420,8 +422,8 @@ OneSidedExchange::Pull OneSidedExchange::pull_of(int flat, int source, const Pub
 
 void OneSidedExchange::spill(int flat, int source, const Publication& theirs) {
   const Pull pull = pull_of(flat, source, theirs);
-  Spill spill{.copy = Aside(ledger_, model_.flat(flat).unit, pull.data.size()), .dtype = pull.dtype};
-  std::ranges::copy(pull.data, spill.copy.bytes.begin());
+  Spill spill{.copy = Aside(kernels_, ledger_, model_.flat(flat).unit, pull.data.size()), .dtype = pull.dtype};
+  kernels_.copy(spill.copy.data(), pull.data.data(), pull.data.size(), reduce_stream_);
   spilled_.emplace(std::tuple{flat, theirs.code, source}, std::move(spill));
   ++spills_;
   if (source != memory_.rank()) backend_.count_one_sided(CollectiveKind::kReduceScatter, source, pull.data.size());

@@ -3,7 +3,6 @@
 #include "zero/signals.h"
 #include "zero/sub_group.h"
 
-#include <kernels/copy/copy.h>
 #include <zeroth/zero/parameter_store.h>
 
 #include <algorithm>
@@ -11,7 +10,7 @@
 namespace zeroth {
 
 ParameterStore::ParameterStore(const ModelLayout& model, const ShardingPlan& plan, ModelMemory& memory,
-                               CommBackend& backend, Device& device, Stream gather_stream, KernelContext kernels,
+                               CommBackend& backend, Device& device, Stream gather_stream, Kernels& kernels,
                                ParameterBinder& binder, Counters& counters)
     : model_(model),
       plan_(plan),
@@ -80,7 +79,7 @@ void ParameterStore::start_gather(int unit) {
     if (user >= 0 && user != unit && units_[static_cast<std::size_t>(user)].leases == 0) drop(user);
     if (user >= 0 && user != unit) {
       const std::size_t bytes = memory_.gathered_table().slot_bytes[static_cast<std::size_t>(slot)];
-      state.overflow = device_.make_arena(ArenaKind::kPrivate, bytes, "overflow");
+      state.overflow = kernels_.make_arena(bytes, "overflow");
       state.overflow_hold = device_.ledger().hold({unit, MemoryState::kOverflow}, bytes);
       ++counters_.overflow_slots;
     } else {
@@ -145,8 +144,8 @@ void ParameterStore::bring(int flat, std::byte* out, SubGroupPath& group, CallPu
   const std::byte* const part =
       memory_.parameters(flat) + array_bytes(own.begin - memory_.rest_range(flat, memory_.rank()).begin, layout.dtype);
   if (!group.moves()) {
-    gather_stream_.enqueue([this, out, part, bytes = static_cast<std::int64_t>(array_bytes(own.size(), layout.dtype))] {
-      if (out != part) kernels::copy_stream(out, part, bytes, kernels_.isa);
+    gather_stream_.enqueue([this, out, part, bytes = array_bytes(own.size(), layout.dtype)] {
+      kernels_.copy(out, part, bytes, gather_stream_);
     });
     return;
   }
@@ -194,11 +193,7 @@ void ParameterStore::pull(int flat, std::byte* out, const SubGroupPath& group) {
     std::byte* target = out + static_cast<std::size_t>(part.begin - begin) * element;
     const std::byte* source = memory_.peer_parameters(flat, rank, part.begin);
     if (target == source) continue;
-    kernels_.for_ranges(part.size(), [&](std::int64_t first, std::int64_t last) {
-      kernels::copy_stream(target + static_cast<std::size_t>(first) * element,
-                           source + static_cast<std::size_t>(first) * element,
-                           (last - first) * static_cast<std::int64_t>(element), kernels_.isa);
-    });
+    kernels_.copy(target, source, static_cast<std::size_t>(part.size()) * element, gather_stream_);
     if (rank != memory_.rank()) {
       backend_.count_one_sided(CollectiveKind::kAllGather, rank, static_cast<std::uint64_t>(part.size()) * element);
     }
@@ -239,13 +234,14 @@ void ParameterStore::publish() {
 }
 
 void ParameterStore::read(int flat, std::byte* out) {
-  std::vector<std::byte> unwanted;
-  if (out == nullptr) {
-    if (whole_->one_sided()) return;
-    unwanted.resize(model_.flat(flat).bytes());
-    out = unwanted.data();
+  if (out == nullptr && whole_->one_sided()) return;
+  const std::size_t bytes = model_.flat(flat).bytes();
+  const bool directly = out != nullptr && kernels_.on_host();
+  const Scratch whole = directly ? Scratch{.bytes = {out, bytes}} : kernels_.make_scratch(bytes);
+  bring(flat, whole.bytes.data(), *whole_, CallPurpose::kReadParameters);
+  if (out != nullptr && !directly) {
+    gather_stream_.enqueue([&] { kernels_.copy(out, whole.bytes.data(), bytes, gather_stream_); });
   }
-  bring(flat, out, *whole_, CallPurpose::kReadParameters);
   gather_stream_.synchronize();
 }
 

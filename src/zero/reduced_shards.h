@@ -12,7 +12,7 @@
 #include "zero/model_memory.h"
 
 #include <kernels/norm/norm.h>
-#include <zeroth/zero/kernel_context.h>
+#include <zeroth/compute/kernels.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -25,10 +25,12 @@ namespace zeroth {
 
 /// Memory beyond the plan, and counted so, for gradients or sums of a unit that must make room.
 struct Aside {
-  Aside(MemoryLedger& ledger, int unit, std::size_t size)
-      : bytes(size), hold(ledger.hold({unit, MemoryState::kOverflow}, size)) {}
+  Aside(Kernels& kernels, MemoryLedger& ledger, int unit, std::size_t size)
+      : memory(kernels.make_scratch(size)), hold(ledger.hold({unit, MemoryState::kOverflow}, size)) {}
 
-  std::vector<std::byte> bytes;
+  [[nodiscard]] std::byte* data() const { return memory.bytes.data(); }
+
+  Scratch memory;
   MemoryHold hold;
 };
 
@@ -43,7 +45,7 @@ class ReducedShards {
  public:
   /// `node_sizes`: CommBackend's. `slot_units`: the unit whose bucket lies in each bucket slot, -1; who may change an
   /// entry has waited for the events of that unit.
-  ReducedShards(const ModelLayout& model, ModelMemory& memory, KernelContext kernels, MemoryLedger& ledger,
+  ReducedShards(const ModelLayout& model, ModelMemory& memory, Kernels& kernels, Stream stream, MemoryLedger& ledger,
                 std::span<const int> node_sizes, const std::vector<int>& slot_units);
 
   /// One reduction event: the sum of `sources` (from each rank that took part, in rank order), along the nodes, is
@@ -72,25 +74,28 @@ class ReducedShards {
   /// Whether there are sums of this step.
   [[nodiscard]] bool has_sums(int flat) const { return has_sums_[static_cast<std::size_t>(flat)]; }
   /// Sum of squares of the shard, each times the flat's grad_factor.
-  [[nodiscard]] const kernels::NormAccumulator& norm(int flat) const { return norms_[static_cast<std::size_t>(flat)]; }
+  [[nodiscard]] const kernels::NormAccumulator& norm(int flat) const {
+    return norms_[static_cast<std::size_t>(flat)].value();
+  }
 
  private:
   [[nodiscard]] std::byte* sums(int flat);
-  /// Adds up `sources`, `n` elements of each, at `target`, along the nodes.
+  void forget_asides();
+  /// Adds up `sources`, `n` elements of each, at `target`, along the nodes, with the norm of the sum.
   void sum(int flat, std::byte* target, std::int64_t n, std::span<const Summand> sources, bool accumulate);
-  /// Forms `n` elements of a sum at `target` piece by piece (place, first element, elements), with its norm.
-  void measure(int flat, std::byte* target, std::int64_t n,
-               const std::function<void(std::byte*, std::int64_t, std::int64_t)>& form);
+  /// The norm of `n` elements of a sum that is at `target`.
+  void measure(int flat, const std::byte* target, std::int64_t n);
 
   const ModelLayout& model_;
   ModelMemory& memory_;
-  KernelContext kernels_;
+  Kernels& kernels_;
+  Stream stream_;  ///< of reductions
   MemoryLedger& ledger_;
   std::vector<int> node_of_;  ///< each rank
   const std::vector<int>& slot_units_;
   std::map<int, Aside> aside_;  ///< by flat
   std::vector<bool> has_sums_;
-  std::vector<kernels::NormAccumulator> norms_;  ///< one a flat, of its last event
+  std::vector<PendingNorm> norms_;  ///< one a flat, of its last event
 };
 
 }  // namespace zeroth

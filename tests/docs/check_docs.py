@@ -7,7 +7,7 @@ Rules, each named in its messages:
   link     a relative link leads to a file or folder that is there, and its #anchor to a heading of it
   path     a `path/in/backticks` that begins like a path of the repository is there; `*` may stand for a part of a name
   proof    a `path: name in backticks` names what is in that file, a test for one
-  short    a how-to page has fewer than 45 lines
+  short    a how-to page has fewer than 40 lines
   machine  no line names a path of somebody's machine
   fence    code fences are closed
   block    a code block says which language it is, and a test runs it: python and json tests/python/docs_test.py, cpp
@@ -26,7 +26,7 @@ import sys
 
 from blocks import Block, blocks_of, without_fences
 
-HOW_TO_LINES = 45
+HOW_TO_LINES = 40
 TOP_LEVEL = (
     r"(?:include|src|csrc|tests|tools|docs|examples|benchmarks|cmake|\.ci)/|"
     r"(?:CMakeLists\.txt|CMakePresets\.json|Makefile|pyproject\.toml|LICENSE|README\.md)$"
@@ -36,6 +36,7 @@ MACHINE = re.compile(r"(?<![\w./<>-])/(?:home|root|work|Users|mnt|media|opt|srv|
 TO_BE_WRITTEN = {
     "docs/how-to-add-an-optimizer.md": {"src/optim/lion.cpp", "csrc/kernels/lion/"},
     "docs/how-to-add-a-backend.md": {"src/comm/decorators/traced_backend.cpp"},
+    "docs/how-to-add-a-kernel.md": {"csrc/kernels/scale/scale_math.h"},
 }
 
 

@@ -1,8 +1,13 @@
 // The new files of the how-to pages, as they stand there (blocks.py), in one program, and what the pages say of them.
 #include "docs/how-to-add-a-backend-1.cpp"
+#include "docs/how-to-add-a-group-1.cpp"
+#include "docs/how-to-add-a-kernel-1.cpp"
 #include "docs/how-to-add-a-plan-1.cpp"
+#include "docs/how-to-add-a-state-1.cpp"
 #include "docs/how-to-add-an-operation-1.cpp"
 #include "docs/how-to-add-an-optimizer-1.cpp"
+#include "support/grid_threads.h"
+#include "support/host_machine.h"
 #include "support/thread_ranks.h"
 #include "support/toy_training.h"
 
@@ -76,6 +81,7 @@ void lion_oracle(double& param, double& momentum, double grad, const GroupHyper&
 template <class T>
 void expect_lion(double tolerance) {
   const std::unique_ptr<Optimizer> optimizer = make_lion({});
+  test::HostMachine machine;
   ASSERT_EQ(optimizer->states().size(), 1U);
   const GroupHyper hyper{.lr = 0.03, .beta1 = 0.9, .beta2 = 0.8, .weight_decay = 0.1};
   std::array<T, 5> param{T{1}, T{-2}, T{0}, T{0.5}, T{3}};
@@ -92,13 +98,80 @@ void expect_lion(double tolerance) {
                      .dtype = DTypeOf<T>::value,
                      .factor = 0.5,
                      .hyper = hyper},
-                    kernels::Isa::kScalar);
+                    *machine.kernels, machine.stream);
     for (std::size_t i = 0; i < grad.size(); ++i) {
       lion_oracle(wanted[i], wanted_momentum[i], 0.5 * static_cast<double>(grad[i]), hyper);
       EXPECT_NEAR(static_cast<double>(param[i]), wanted[i], tolerance) << i;
       EXPECT_NEAR(static_cast<double>(momentum[i]), wanted_momentum[i], tolerance) << i;
     }
   }
+}
+
+TEST(HowToAddAGroup, UnitsOfItAreOfTheirRanks) {
+  // A model without tokens that travel: the ranks of one expert train theirs, apart from those of the other.
+  test::ToyTraining training;
+  training.world = 4;
+  test::run_ranks(4, [&](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {
+    test::ToyModel model(training.model, 7);
+    std::vector<UnitSpec> units = model.structure().units;
+    for (UnitSpec& unit : units) {
+      if (unit.repeated) unit.name = "experts." + unit.name;
+    }
+    EngineSettings settings;
+    settings.groups.resize(2);
+    put_experts_apart(4, 2, units, settings);
+    const auto device = make_cpu_device();
+    Engine engine(model.structure().params, units, settings, *device, backend, model, Logger());
+    model.attach(engine);
+    for (int step = 0; step < 2; ++step) {
+      (void)model.forward_backward(step, 0);
+      test::require(engine.step().committed, "a step with experts is not committed");
+    }
+    test::require(engine.layout().flat(engine.layout().unit_flats[1].front()).world() == 2, "an expert's ranks");
+    test::require(engine.layout().flat(engine.layout().unit_flats[0].front()).world() == 4, "the root's ranks");
+    engine.barrier();
+  });
+}
+
+TEST(HowToAddAState, TheAverageAndTheRowsAreKept) {
+  const std::unique_ptr<Optimizer> optimizer = make_averaged_sgd();
+  test::HostMachine machine;
+  std::array<double, 2> param{1, 2};
+  std::array<double, 2> average{};
+  std::int32_t updates = 0;
+  const std::array<double, 2> grad{2, 4};
+  std::array<std::byte*, 2> states{reinterpret_cast<std::byte*>(average.data()),
+                                   reinterpret_cast<std::byte*>(&updates)};
+  for (std::int64_t step = 1; step <= 2; ++step) {
+    optimizer->step({.param = reinterpret_cast<std::byte*>(param.data()),
+                     .states = states,
+                     .grad = reinterpret_cast<const std::byte*>(grad.data()),
+                     .n = 2,
+                     .dtype = DType::kFloat64,
+                     .factor = 0.5,
+                     .step = step,
+                     .hyper = {.lr = 0.25}},
+                    *machine.kernels, machine.stream);
+  }
+  EXPECT_EQ(param, (std::array<double, 2>{0.5, 1.0}));
+  EXPECT_EQ(average, (std::array<double, 2>{0.625, 1.25}));
+  EXPECT_EQ(updates, 2);
+}
+
+template <int kLanes>
+void expect_scaled(std::int64_t n) {
+  alignas(64) std::array<float, 64> data{};
+  std::array<float, 64> wanted{};
+  for (std::size_t i = 0; i < data.size(); ++i) data[i] = wanted[i] = 0.1F * static_cast<float>(i + 1);
+  for (std::int64_t i = 0; i < n; ++i) wanted[static_cast<std::size_t>(i)] *= 0.3F;
+  kernels::test::ScrambledThreads threads(5, 1);
+  threads.each(kernels::ScaleGrid<kLanes>{data.data(), 0.3F, n});
+  EXPECT_EQ(data, wanted);
+}
+
+TEST(HowToAddAKernel, AGridScalesEveryElementOnce) {
+  expect_scaled<1>(13);
+  expect_scaled<kernels::kPack>(37);
 }
 
 TEST(HowToAddAnOptimizer, LionIsAlgorithm2) {

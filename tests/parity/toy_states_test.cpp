@@ -27,7 +27,8 @@ class SixStates final : public Optimizer {
             {.name = "marks", .dtype = DType::kUInt8, .initial = 7.0},
             {.name = "sixth"}};
   }
-  void step(const StepBlock& block, kernels::Isa) const override {
+  void step(const StepBlock& block, Kernels& kernels, const Stream&) const override {
+    (void)kernels.host(name());
     block.dtype == DType::kFloat64 ? update<double>(block) : update<float>(block);
   }
 

@@ -73,7 +73,8 @@ ToyOutcome train_toy_rank(const ToyTraining& training, std::unique_ptr<CommBacke
   if (training.decorate) base = training.decorate(std::move(base), rank);
   const auto backend = std::make_shared<CountingBackend>(std::move(base), table);
   try {
-    const auto device = make_cpu_device(training.mode, training.chaos_seed * 131 + static_cast<std::uint64_t>(rank));
+    const std::uint64_t seed = training.chaos_seed * 131 + static_cast<std::uint64_t>(rank);
+    const auto device = training.make_device ? training.make_device(rank) : make_cpu_device(training.mode, seed);
     ToyModel model(training.model, training.model_seed);
     model.set_poison(training.poison);
     model.set_chosen(training.chosen_gradients);

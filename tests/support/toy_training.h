@@ -48,6 +48,7 @@ struct ToyTraining {
   /// A report reads the process's smaps, which takes longer than a training as small as this. Without, `memory` stays
   /// empty.
   bool reports_memory = true;
+  std::function<std::unique_ptr<Device>(int rank)> make_device{};  ///< unset: a CPU
   /// Replaces the backend that a rank talks through: delays, faults.
   std::function<std::unique_ptr<CommBackend>(std::unique_ptr<CommBackend>, int rank)> decorate{};
 };

@@ -40,6 +40,8 @@ struct Capabilities {
   bool one_sided_on_nodes = false;              ///< they work in split groups of ranks of one node
   ArenaKind window_kind = ArenaKind::kPrivate;  ///< kind of arena that attach() takes
   bool separate_processes = false;              ///< a rank can die without the others
+  /// Sums on streams of a device may have 16-bit elements and fp32 results, and be added to what is there.
+  bool widens_device_sums = true;
 };
 
 /// The attached arenas of all ranks, mapped in this process, own included. ranks[r] are the bytes of rank r, with the

@@ -24,6 +24,8 @@ class Device {
   virtual ~Device() = default;
 
   [[nodiscard]] virtual std::string_view kind() const = 0;
+  /// Of the GPUs that this process sees; -1 for the CPU.
+  [[nodiscard]] virtual int ordinal() const { return -1; }
   [[nodiscard]] virtual Arena make_arena(ArenaKind kind, std::size_t bytes, std::string_view name) = 0;
   /// Makes a stream; `name` appears in traces: "gather", "reduce", ...
   [[nodiscard]] virtual Stream make_stream(std::string name) = 0;

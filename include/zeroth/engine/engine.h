@@ -15,6 +15,7 @@
 #include <zeroth/comm/communicator.h>
 #include <zeroth/comm/mesh.h>
 #include <zeroth/comm/rank_activity.h>
+#include <zeroth/compute/kernels.h>
 #include <zeroth/device/device.h>
 #include <zeroth/engine/operation.h>
 #include <zeroth/engine/step_result.h>
@@ -66,6 +67,8 @@ struct EngineSettings {
   OptimizerOptions optimizer{};
   /// Makes an optimizer of the caller's own; unset: make_optimizer(). The same on all ranks.
   std::function<std::unique_ptr<Optimizer>()> own_optimizer{};
+  /// Makes the kernels; unset: make_kernels(). Their memory is where the states lie.
+  std::function<std::unique_ptr<Kernels>(Device& device, ThreadPool& pool)> own_kernels{};
   std::vector<GroupHyper> groups{1};  ///< indexed by ParamSpec::group
   LearningRateSchedule schedule{};
   int max_nonfinite_steps = 10;  ///< steps in a row skipped for SkipCause::kNonFinite that end the training
@@ -306,6 +309,7 @@ class Engine {
   Logger log_;
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<ThreadPool> pool_;
+  std::unique_ptr<Kernels> kernels_;
   MeshPlace place_;
   ModelLayout layout_;
   ModelParts split_;  ///< its parts are in groups_

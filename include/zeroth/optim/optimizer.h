@@ -1,8 +1,8 @@
 // Optimizer: declares its states and updates ranges of parameters. It does not depend on ranks or shards.
 #pragma once
 
-#include <kernels/common/dispatch.h>
 #include <zeroth/base/dtype.h>
+#include <zeroth/compute/kernels.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -85,8 +85,11 @@ class Optimizer {
   [[nodiscard]] virtual std::string_view name() const = 0;
   /// The same for the life of the optimizer; any number, with different names.
   [[nodiscard]] virtual std::vector<StateDeclaration> states() const = 0;
-  /// Updates one block in place, on the calling thread. Any split of a parameter into blocks gives the same bits.
-  virtual void step(const StepBlock& block, kernels::Isa isa) const = 0;
+  /// True if step() is made of calls of Kernels, so that states may lie on a device.
+  [[nodiscard]] virtual bool runs_on_device() const { return false; }
+  /// Updates one block in place, on the calling thread or, by `kernels`, on `stream`. Any split of a parameter into
+  /// blocks gives the same bits.
+  virtual void step(const StepBlock& block, Kernels& kernels, const Stream& stream) const = 0;
 };
 
 /// `type`: "AdamW", "Adam" or "SGD". `momentum`: SGD keeps a momentum buffer. For another type make_optimizer() throws

@@ -11,8 +11,8 @@
 #pragma once
 
 #include <zeroth/comm/backend.h>
+#include <zeroth/compute/kernels.h>
 #include <zeroth/device/device.h>
-#include <zeroth/zero/kernel_context.h>
 #include <zeroth/zero/model_layout.h>
 #include <zeroth/zero/plan.h>
 
@@ -57,8 +57,7 @@ class ParameterStore {
 
   /// Borrows all references, which must outlive it. Several stores may count in one `counters`.
   ParameterStore(const ModelLayout& model, const ShardingPlan& plan, ModelMemory& memory, CommBackend& backend,
-                 Device& device, Stream gather_stream, KernelContext kernels, ParameterBinder& binder,
-                 Counters& counters);
+                 Device& device, Stream gather_stream, Kernels& kernels, ParameterBinder& binder, Counters& counters);
   ParameterStore(const ParameterStore&) = delete;
   ParameterStore& operator=(const ParameterStore&) = delete;
   ~ParameterStore();
@@ -132,7 +131,7 @@ class ParameterStore {
   CommBackend& backend_;
   Device& device_;
   Stream gather_stream_;
-  KernelContext kernels_;
+  Kernels& kernels_;
   ParameterBinder& binder_;
   std::unique_ptr<SubGroupPath> whole_;    ///< ranks whose parts at rest make the whole flat
   std::unique_ptr<SubGroupPath> at_rest_;  ///< ranks whose updates make this rank's part at rest

@@ -82,7 +82,12 @@ class MixedBackend final : public CommBackend {
   [[nodiscard]] int size() const override { return first().size(); }
   [[nodiscard]] const std::string& group_name() const override { return first().group_name(); }
   [[nodiscard]] std::string_view kind() const override { return backends_->kind(); }
-  [[nodiscard]] Capabilities capabilities() const override { return first().capabilities(); }
+  [[nodiscard]] Capabilities capabilities() const override {
+    Capabilities all = first().capabilities();
+    for (const NamedBackend& one : backends_->all())
+      all.widens_device_sums = all.widens_device_sums && one.backend->capabilities().widens_device_sums;
+    return all;
+  }
   [[nodiscard]] std::span<const int> node_sizes() const override { return first().node_sizes(); }
   [[nodiscard]] std::size_t memory_bytes() const override {
     std::size_t bytes = 0;

@@ -63,6 +63,11 @@ class NcclBackend final : public ForwardingBackend {
   ~NcclBackend() override { group_->leave(); }
 
   [[nodiscard]] std::string_view kind() const override { return "nccl"; }
+  [[nodiscard]] Capabilities capabilities() const override {
+    Capabilities all = inner().capabilities();
+    all.widens_device_sums = false;
+    return all;
+  }
   [[nodiscard]] std::size_t memory_bytes() const override { return inner().memory_bytes() + group_->host_bytes(); }
 
   Work submit(std::span<const Collective> collectives, const Stream& stream) override {

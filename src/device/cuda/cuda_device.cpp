@@ -17,6 +17,7 @@ class CudaDevice final : public Device {
   ~CudaDevice() override { runtime_->close(); }
 
   std::string_view kind() const override { return "cuda"; }
+  int ordinal() const override { return ordinal_; }
   Arena make_arena(ArenaKind kind, std::size_t bytes, std::string_view name) override {
     if (kind != ArenaKind::kDevice) return Arena::create(kind, bytes, name);
     if (bytes == 0) return Arena::over(kind, {}, name, nullptr);

@@ -2,6 +2,7 @@
 // oracle. The kernels behind them are tested in tests/unit/kernels.
 #include "optim/optimizer_table.h"
 #include "support/error_of.h"
+#include "support/host_machine.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/optim/optimizer.h>
@@ -55,6 +56,7 @@ Trial<T> make_run(const Optimizer& optimizer, std::size_t n, unsigned seed) {
 template <class T>
 void step(const Optimizer& optimizer, Trial<T>& run, std::size_t begin, std::size_t end, std::int64_t number,
           const GroupHyper& hyper, double factor, kernels::Isa isa) {
+  test::HostMachine machine(isa);
   std::vector<std::byte*> states;
   for (auto& state : run.states) states.push_back(reinterpret_cast<std::byte*>(state.data() + begin));
   optimizer.step({.param = reinterpret_cast<std::byte*>(run.param.data() + begin),
@@ -65,7 +67,7 @@ void step(const Optimizer& optimizer, Trial<T>& run, std::size_t begin, std::siz
                   .factor = factor,
                   .step = number,
                   .hyper = hyper},
-                 isa);
+                 *machine.kernels, machine.stream);
 }
 
 constexpr GroupHyper kHyper{
@@ -99,7 +101,7 @@ class ManyStates final : public Optimizer {
   explicit ManyStates(std::vector<StateDeclaration> states) : states_(std::move(states)) {}
   std::string_view name() const override { return "ManyStates"; }
   std::vector<StateDeclaration> states() const override { return states_; }
-  void step(const StepBlock&, kernels::Isa) const override {}
+  void step(const StepBlock&, Kernels&, const Stream&) const override {}
 
  private:
   std::vector<StateDeclaration> states_;
@@ -227,6 +229,7 @@ TEST(Optimizer, FollowsTheFormulasInFloat64AndFloat32) {
 /// Masters in two halves give the bits of whole ones, whatever ranges they are updated in.
 TEST(Optimizer, HalvesOfMastersFollowWholeOnes) {
   constexpr std::size_t kN = 20'011;
+  test::HostMachine machine;
   for (const OptimizerOptions& options : kOptions) {
     const auto optimizer = make_optimizer(options);
     Trial<float> whole = make_run<float>(*optimizer, kN, 7);
@@ -251,7 +254,7 @@ TEST(Optimizer, HalvesOfMastersFollowWholeOnes) {
                          .factor = 0.5,
                          .step = number,
                          .hyper = kHyper},
-                        kernels::best_isa());
+                        *machine.kernels, machine.stream);
       }
     }
     for (std::size_t at = 0; at < kN; ++at) split.param[at] = join_master(high[at], low[at]);

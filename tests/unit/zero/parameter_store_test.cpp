@@ -107,7 +107,7 @@ TEST_P(ParameterStoreWorlds, TwoUnitsOfOneSlotAtOnceGetMemoryBeyondThePlan) {
     require_equal(2, static_cast<std::uint64_t>(counters.live_slots_peak), "peak of live slots");
     require_equal(stores.unit_bytes(kBlock1) + stores.unit_bytes(kBlock2), counters.live_bytes_peak,
                   "peak of live bytes");
-    stores.parameters.reset_peaks();
+    stores.counters.reset_peaks();
     require_equal(0, static_cast<std::uint64_t>(counters.live_slots_peak), "peak of live slots, forgotten");
     require_equal(0, counters.live_bytes_peak, "peak of live bytes, forgotten");
     stores.barrier();
@@ -297,11 +297,13 @@ TEST(ParameterStore, TagsDependOnEverythingThatALayoutHolds) {
       const ModelLayout model = make_model_layout(params, {{.name = unit, .params = all}}, 1);
       const ShardingPlan plan = make_plan();
       const auto device = make_cpu_device();
-      ModelMemory memory(model, plan, element_states(2), 1, *device, *backend);
       ThreadPool pool(1);
+      const auto kernels = make_host_kernels(*device, pool, kernels::best_isa());
+      ModelMemory memory(model, plan, element_states(2), 1, *device, *kernels, *backend);
       Bound bound;
-      const ParameterStore store(model, plan, memory, *backend, *device, device->make_stream("gather"),
-                                 {&pool, kernels::best_isa()}, bound);
+      ParameterStore::Counters counters;
+      const ParameterStore store(model, plan, memory, *backend, *device, device->make_stream("gather"), *kernels, bound,
+                                 counters);
       tag = memory.signals(0).tag(0).load();
     });
     return tag;

@@ -85,11 +85,10 @@ struct Stores {
       : backend(std::move(group)),
         plan(std::move(chosen)),
         model(std::move(layout)),
-        memory(model, plan, element_states(2), micro_steps, *device, *backend),
-        parameters(model, plan, memory, *backend, *device, device->make_stream("gather"), {&pool, kernels::best_isa()},
-                   bound, counters),
-        gradients(model, plan, micro_steps, memory, *backend, device->make_stream("reduce"),
-                  {&pool, kernels::best_isa()}, device->ledger()) {}
+        memory(model, plan, element_states(2), micro_steps, *device, *kernels, *backend),
+        parameters(model, plan, memory, *backend, *device, device->make_stream("gather"), *kernels, bound, counters),
+        gradients(model, plan, micro_steps, memory, *backend, device->make_stream("reduce"), *kernels,
+                  device->ledger()) {}
 
   /// Gives what this rank updates the values of the next version, and waits until all ranks have.
   void publish_next() {
@@ -138,6 +137,7 @@ struct Stores {
   ModelLayout model;
   std::unique_ptr<Device> device = make_cpu_device();
   ThreadPool pool{1};
+  std::unique_ptr<Kernels> kernels = make_host_kernels(*device, pool, kernels::best_isa());
   Bound bound;
   ParameterStore::Counters counters;
   ModelMemory memory;

@@ -1,0 +1,153 @@
+#include "compute/cuda_kernels.h"
+
+#include "compute/host_arithmetic.h"
+#include "device/shared_library.h"
+
+#include <zeroth/base/error.h>
+
+#include <string>
+#include <vector>
+
+namespace zeroth {
+namespace detail {
+namespace {
+
+class CudaKernels final : public Kernels {
+ public:
+  CudaKernels(const CudaTable& cuda, const CudaKernelTable& table, Device& device)
+      : cuda_(cuda), table_(table), device_(device), stream_(device.make_stream("memory")) {}
+
+  ArenaKind memory() const override { return ArenaKind::kDevice; }
+  kernels::Isa host(std::string_view what) const override {
+    throw Error(ErrorCode::kUsage, "a computation that the device has no kernel for",
+                {.where = "compute.cuda",
+                 .which = std::string(what),
+                 .expected = "states in memory of the host",
+                 .hint = "AdamW, Adam and SGD have kernels; train this one on the CPU"});
+  }
+
+  Arena make_arena(std::size_t bytes, std::string_view name) override {
+    Arena arena = device_.make_arena(ArenaKind::kDevice, bytes, name);
+    zero(arena.data(), bytes, stream_);
+    stream_.synchronize();
+    return arena;
+  }
+  Scratch make_scratch(std::size_t bytes) override {
+    const Arena arena = device_.make_arena(ArenaKind::kDevice, bytes, "scratch");
+    return {arena.keep_alive(), {arena.data(), bytes}};
+  }
+  Scratch make_words(std::size_t bytes) override {
+    if (bytes == 0) return {};
+    const CudaDeviceScope scope(cuda_, device_.ordinal(), kWhere);
+    void* memory = nullptr;
+    check(cuda_.allocate_pinned(&memory, bytes, kCudaHostPortable), "to pin memory");
+    std::shared_ptr<void> keep(memory, [&cuda = cuda_](void* given) { (void)cuda.release_pinned(given); });
+    fill_entries(memory, static_cast<std::int64_t>(bytes), DType::kUInt8, 0.0);
+    return {std::move(keep), {static_cast<std::byte*>(memory), bytes}};
+  }
+
+  void for_ranges(std::int64_t elements, const std::function<void(std::int64_t, std::int64_t)>& body) override {
+    if (elements > 0) body(0, elements);
+  }
+
+  void copy(void* to, const void* from, std::size_t bytes, const Stream& stream) override {
+    if (to == from || bytes == 0) return;
+    const CudaDeviceScope scope(cuda_, device_.ordinal(), kWhere);
+    check(cuda_.copy(to, from, bytes, kCudaCopyAnyWay, stream.native()), "to copy");
+    if (is_of_host(to) || is_of_host(from)) stream.synchronize();
+  }
+  void zero(void* to, std::size_t bytes, const Stream& stream) override {
+    if (bytes == 0) return;
+    const CudaDeviceScope scope(cuda_, device_.ordinal(), kWhere);
+    check(table_.fill_zero(to, static_cast<std::int64_t>(bytes), stream.native()), "to set memory to zero");
+  }
+  void fill(void* to, std::int64_t n, DType dtype, double value) override {
+    std::vector<std::byte> entries(array_bytes(n, dtype));
+    fill_entries(entries.data(), n, dtype, value);
+    copy(to, entries.data(), entries.size(), stream_);
+  }
+  void settle(const Stream& stream) override { stream.synchronize(); }
+  void store(const kernels::detail::BucketArgs& args, std::int64_t* nonfinite, const Stream& stream) override {
+    const CudaDeviceScope scope(cuda_, device_.ordinal(), kWhere);
+    check(table_.bucket(&args, nonfinite, stream.native()), "to store a gradient");
+  }
+  void sum(const kernels::SumSourcesArgs& args, double factor, PendingNorm& norm, const Stream& stream) override {
+    const CudaDeviceScope scope(cuda_, device_.ordinal(), kWhere);
+    const std::int64_t bytes = table_.sum_sources_workspace(&args);
+    const Scratch workspace = make_scratch(static_cast<std::size_t>(bytes));
+    check(table_.sum_sources(&args, bytes > 0 ? workspace.bytes.data() : nullptr, stream.native()), "to sum gradients");
+    measure(args.dst, args.dst_dtype, args.n, factor, norm, stream);
+    if (bytes > 0) stream.synchronize();  // the workspace goes
+  }
+  void measure(const void* data, DType dtype, std::int64_t n, double factor, PendingNorm& norm,
+               const Stream& stream) override {
+    if (factor != 1.0) {  // rare, and there is no kernel that scales first
+      std::vector<std::byte> values(array_bytes(n, dtype));
+      copy(values.data(), data, values.size(), stream);
+      return add_to_norm(norm.begin(), values.data(), dtype, n, factor, kernels::best_isa());
+    }
+    const std::span<double> blocks = norm.begin_blocks((n + kernels::kNormBlock - 1) / kernels::kNormBlock, *this);
+    const CudaDeviceScope scope(cuda_, device_.ordinal(), kWhere);
+    check(table_.norm_blocks(data, dtype, n, blocks.data(), stream.native()), "to measure gradients");
+  }
+  void adamw(const kernels::AdamWArgs& args, const Stream& stream) override {
+    const CudaDeviceScope scope(cuda_, device_.ordinal(), kWhere);
+    check(table_.adamw(&args, stream.native()), "to update parameters");
+  }
+  void sgd(const kernels::SgdArgs& args, const Stream& stream) override {
+    const CudaDeviceScope scope(cuda_, device_.ordinal(), kWhere);
+    check(table_.sgd(&args, stream.native()), "to update parameters");
+  }
+
+ private:
+  static constexpr std::string_view kWhere = "compute.cuda";
+
+  void check(CudaStatus status, std::string_view call) const { check_cuda(cuda_, status, call, kWhere); }
+  [[nodiscard]] bool is_of_host(const void* address) const {
+    CudaPointer about;
+    check(cuda_.pointer(&about, address), "to look at an address");
+    return about.type == kCudaMemoryUnknown || about.type == kCudaMemoryHost;
+  }
+
+  const CudaTable& cuda_;
+  const CudaKernelTable& table_;
+  Device& device_;
+  Stream stream_;
+};
+
+}  // namespace
+
+const CudaKernelTable& load_cuda_kernels() {
+  static const CudaKernelTable loaded = [] {
+    const SharedLibrary library = SharedLibrary::open(
+        {.where = "compute.cuda",
+         .what = "Zeroth's CUDA kernels",
+         .names = {"libzeroth_cuda.so"},
+         .variable = "ZEROTH_CUDA_MODULE",
+         .probe = "zeroth_cuda_adamw",
+         .hint = "build Zeroth where nvcc is found (ZEROTH_CUDA=ON), or name the file in ZEROTH_CUDA_MODULE"});
+    CudaKernelTable table;
+    library.find(table.adamw, "zeroth_cuda_adamw");
+    library.find(table.sgd, "zeroth_cuda_sgd");
+    library.find(table.bucket, "zeroth_cuda_bucket");
+    library.find(table.fill_zero, "zeroth_cuda_fill_zero");
+    library.find(table.norm_blocks, "zeroth_cuda_norm_blocks");
+    library.find(table.sum_sources, "zeroth_cuda_sum_sources");
+    library.find(table.sum_sources_workspace, "zeroth_cuda_sum_sources_workspace");
+    return table;
+  }();
+  return loaded;
+}
+
+std::unique_ptr<Kernels> make_cuda_kernels(const CudaTable& cuda, const CudaKernelTable& table, Device& device) {
+  return std::make_unique<CudaKernels>(cuda, table, device);
+}
+
+}  // namespace detail
+
+std::unique_ptr<Kernels> make_kernels(Device& device, ThreadPool& pool) {
+  if (device.execution_mode() != ExecutionMode::kDevice) return make_host_kernels(device, pool, kernels::best_isa());
+  return detail::make_cuda_kernels(detail::load_cuda(), detail::load_cuda_kernels(), device);
+}
+
+}  // namespace zeroth

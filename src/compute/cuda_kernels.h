@@ -1,0 +1,30 @@
+// Kernels of a CUDA device over tables of C functions.
+#pragma once
+
+#include "device/cuda/cuda_table.h"
+
+#include <zeroth/compute/kernels.h>
+
+#include <memory>
+
+namespace zeroth::detail {
+
+/// The functions of the module zeroth_cuda (csrc/kernels/*/*_cuda.h), which return a cudaError_t.
+struct CudaKernelTable {
+  CudaStatus (*adamw)(const kernels::AdamWArgs* args, void* stream) = nullptr;
+  CudaStatus (*sgd)(const kernels::SgdArgs* args, void* stream) = nullptr;
+  CudaStatus (*bucket)(const kernels::detail::BucketArgs* args, std::int64_t* nonfinite, void* stream) = nullptr;
+  CudaStatus (*fill_zero)(void* dst, std::int64_t bytes, void* stream) = nullptr;
+  CudaStatus (*norm_blocks)(const void* src, DType dtype, std::int64_t n, double* sums, void* stream) = nullptr;
+  CudaStatus (*sum_sources)(const kernels::SumSourcesArgs* args, void* workspace, void* stream) = nullptr;
+  std::int64_t (*sum_sources_workspace)(const kernels::SumSourcesArgs* args) = nullptr;
+};
+
+/// Looked for once; see make_kernels(). Throws kEnvironment.
+[[nodiscard]] const CudaKernelTable& load_cuda_kernels();
+
+/// On `device`, a CUDA device. Borrows everything.
+[[nodiscard]] std::unique_ptr<Kernels> make_cuda_kernels(const CudaTable& cuda, const CudaKernelTable& table,
+                                                         Device& device);
+
+}  // namespace zeroth::detail

@@ -1,0 +1,177 @@
+// The engine with all its states in memory of a GPU, on a fake: the bits of the CPU at every stage, in any order that
+// streams and events allow.
+#include "comm/decorators/staging_backend.h"
+#include "comm/nccl/nccl_backend.h"
+#include "device/cuda/cuda_device.h"
+#include "support/grid_kernels.h"
+#include "toy_engine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace zeroth::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+/// A training whose ranks have a device each, of the fake.
+class OnFakeGpu {
+ public:
+  /// `over_nccl`: a GPU for each rank; else ranks share one, and calls go through pinned memory.
+  OnFakeGpu(int world, bool over_nccl)
+      : gpu_(over_nccl ? world : 1),
+        kernels_(gpu_),
+        cuda_(gpu_.cuda_table()),
+        nccl_(gpu_.nccl_table()),
+        over_nccl_(over_nccl) {}
+
+  ToyTraining prepared(ToyTraining training) {
+    training.make_device = [this](int rank) {
+      return detail::make_cuda_device(cuda_, over_nccl_ ? rank : 0, Milliseconds{20'000});
+    };
+    training.decorate = [this](std::unique_ptr<CommBackend> base, int rank) -> std::unique_ptr<CommBackend> {
+      CommOptions options;
+      options.timeout = Milliseconds{20'000};
+      options.device = over_nccl_ ? rank : 0;
+      if (!over_nccl_) {
+        return detail::make_staging_backend(std::move(base), options,
+                                            [this]() -> const detail::CudaTable& { return cuda_; });
+      }
+      options.reduction = Reduction::kTransport;
+      return detail::make_nccl_backend(std::move(base), options,
+                                       [this] { return detail::NcclLibraries{.nccl = &nccl_, .cuda = &cuda_}; });
+    };
+    const auto before = training.tamper;
+    training.tamper = [this, before](int rank, ToyStructure& structure, EngineSettings& settings) {
+      if (before) before(rank, structure, settings);
+      settings.own_kernels = [this](Device& device, ThreadPool&) {
+        return detail::make_cuda_kernels(cuda_, kernels_.table(), device);
+      };
+    };
+    return training;
+  }
+  ToyOutcome train(const ToyTraining& training) { return train_toy(prepared(training)); }
+
+  /// Nothing that no program may do, and nothing left.
+  void expect_clean() {
+    for (const Deadline deadline(Milliseconds{20'000}); gpu_.living_comms() > 0 && !deadline.passed();)
+      std::this_thread::sleep_for(Milliseconds{1});
+    EXPECT_THAT(gpu_.violations(), IsEmpty());
+    EXPECT_EQ(gpu_.living_streams(), 0U);
+    EXPECT_EQ(gpu_.living_events(), 0U);
+    EXPECT_GT(kernels_.runs(), 0);
+  }
+
+ private:
+  FakeGpu gpu_;
+  GridKernels kernels_;
+  detail::CudaTable cuda_;
+  detail::NcclTable nccl_;
+  bool over_nccl_;
+};
+
+/// Small: a grid runs its threads one after the other.
+ToyTraining tiny(int zero_stage, int world) {
+  ToyTraining training = small(zero_stage, world);
+  training.steps = 3;
+  training.model.blocks = 4;
+  return training;
+}
+
+TEST(ToyOnDevice, HasTheBitsOfTheCpuAtEveryStage) {
+  for (const int world : {1, 2, 3}) {
+    const ToyOutcome expected = train_toy(tiny(0, world));
+    for (const int stage : {0, 1, 2, 3}) {
+      OnFakeGpu fake(world, /*over_nccl=*/false);
+      const ToyOutcome outcome = fake.train(tiny(stage, world));
+      EXPECT_EQ(difference(expected, outcome), "") << "stage " << stage << ", " << world << " ranks";
+      for (const MemoryReport& memory : outcome.memory) EXPECT_EQ(memory.planned, memory.measured_peak);
+      fake.expect_clean();
+    }
+  }
+}
+
+TEST(ToyOnDevice, HasTheBitsOfTheCpuOverNcclAtEveryStage) {
+  // Two ranks: in whatever order NCCL adds, there is one sum.
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat64}) {
+    ToyTraining plain = tiny(0, 2);
+    plain.model.dtype = dtype;
+    plain.model.round_gradients = dtype == DType::kBFloat16;
+    const ToyOutcome expected = train_toy(plain);
+    for (const int stage : {0, 1, 2, 3}) {
+      ToyTraining training = plain;
+      training.plan = zero_plan(stage, {"dp"});
+      OnFakeGpu fake(2, /*over_nccl=*/true);
+      const ToyOutcome outcome = fake.train(training);
+      EXPECT_EQ(difference(expected, outcome), "") << "stage " << stage << " " << name_of(dtype);
+      // Of bfloat16 as well: NCCL does not widen, so buckets are those of the sums.
+      for (const MemoryReport& memory : outcome.memory) EXPECT_EQ(memory.planned, memory.measured_peak);
+      fake.expect_clean();
+    }
+  }
+}
+
+TEST(ToyOnDevice, EverythingThatATrainingMayAskForHasTheBitsOfTheCpu) {
+  constexpr int kCases = 12;
+  for (int row = 0; row < kCases; ++row) {
+    ToyTraining training = tiny(row % 4, 2 + row % 2);
+    training.model.dtype = row % 3 == 0 ? DType::kBFloat16 : row % 3 == 1 ? DType::kFloat32 : DType::kFloat64;
+    training.model.round_gradients = row % 2 == 0;
+    training.model.reuse_last = row % 4 < 2;
+    training.model.tie_first_two = row % 5 == 0;
+    training.micro_steps = 1 + row % 3;
+    training.passes = 1 + (row / 3) % 2;
+    training.plan.policy = row % 4 == 1 ? ReductionPolicy::kPerStep : ReductionPolicy::kPerMicroStep;
+    training.optimizer = row % 3 == 0 ? "AdamW" : row % 3 == 1 ? "SGD" : "Adam";
+    if (row % 2 == 1) {
+      training.tamper = [](int, ToyStructure& structure, EngineSettings&) {
+        for (ParamSpec& param : structure.params) param.grad_factor = 0.75;
+      };
+    }
+    OnFakeGpu fake(training.world, /*over_nccl=*/false);
+    EXPECT_EQ(difference(train_toy(training), fake.train(training)), "") << "row " << row;
+    fake.expect_clean();
+  }
+}
+
+TEST(ToyOnDevice, ANonFiniteGradientIsFoundByItsKernelAndNamed) {
+  for (const int stage : {0, 3}) {
+    ToyTraining training = tiny(stage, 2);
+    training.poison = [](int rank, std::int64_t step, int, int param) { return rank == 1 && step == 1 && param >= 3; };
+    const ToyOutcome expected = train_toy(training);
+    OnFakeGpu fake(2, /*over_nccl=*/false);
+    const ToyOutcome outcome = fake.train(training);
+    ASSERT_TRUE(outcome.results[1].first_offender.has_value());
+    EXPECT_EQ(outcome.results[1].reason, expected.results[1].reason);
+    EXPECT_EQ(difference(expected, outcome), "");
+    fake.expect_clean();
+  }
+}
+
+class OnlyOnHost final : public Optimizer {
+ public:
+  std::string_view name() const override { return "OnlyOnHost"; }
+  std::vector<StateDeclaration> states() const override { return {}; }
+  void step(const StepBlock&, Kernels& kernels, const Stream&) const override { (void)kernels.host(name()); }
+};
+
+TEST(ToyOnDevice, AnOptimizerWithoutAKernelIsRefusedBeforeAnythingIsAllocated) {
+  ToyTraining training = tiny(1, 2);
+  training.tamper = [](int, ToyStructure&, EngineSettings& settings) {
+    settings.own_optimizer = [] { return std::make_unique<OnlyOnHost>(); };
+  };
+  OnFakeGpu fake(2, /*over_nccl=*/false);
+  EXPECT_THAT(message_of(fake.prepared(training)),
+              AllOf(HasSubstr("no kernel for the device of its states"), HasSubstr("OnlyOnHost")));
+}
+
+}  // namespace
+}  // namespace zeroth::test
