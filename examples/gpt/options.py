@@ -53,6 +53,11 @@ class Options:
     plot: pathlib.Path | None
     init: pathlib.Path | None
     export: pathlib.Path | None
+    checkpoints: pathlib.Path | None
+    save_every: int
+    """steps between checkpoints; 0: at the end only"""
+    resume: str
+    """ "auto": from the newest checkpoint of --checkpoints, if there is one; "": from the beginning; else a path"""
     bar: bool | None
     """a progress bar instead of progress lines; None: on a terminal"""
 
@@ -164,6 +169,7 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("output").add_argument
+    count = _integer(0, MOST)
     add(
         "--log-every",
         type=_integer(0, MOST),
@@ -184,6 +190,13 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", type=pathlib.Path, help="write one JSON record a step and a final one to this file")
     add("--plot", type=pathlib.Path, help="draw loss.png and memory.png in this folder")
     add("--export", type=pathlib.Path, help="write the trained weights to this safetensors file")
+    add("--checkpoints", type=pathlib.Path, help="save checkpoints in this folder")
+    add("--save-every", type=count, default=0, help="steps between checkpoints (default 0: at the end only)")
+    add(
+        "--resume",
+        default="",
+        help='go on from this checkpoint; "auto": the newest of --checkpoints, if there is one',
+    )
 
 
 def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -243,6 +256,8 @@ def _check_combinations(options: Options) -> None:
         raise _usage_error("a target and --eval-every need validations", "--eval-windows", "0")
     if has_target and options.eval_every == 0:
         options.eval_every = 10
+    if options.checkpoints is None and (options.save_every > 0 or options.resume == "auto"):
+        raise _usage_error("there is no folder for checkpoints", "--checkpoints")
     if options.sample > 0 and not options.prompt:
         raise _usage_error("generated text needs a beginning", "--prompt", "an empty text")
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from errors import error_line
 from options import HelpRequested, parse_command_line
-from trainer import train
+from trainer import Preempted, train
 
 import zeroth
 
@@ -39,6 +39,8 @@ def main(arguments: Sequence[str]) -> int:
     except HelpRequested as help_text:
         if world is None or world.rank == 0:
             print(help_text, end="")
+    except Preempted:
+        return zeroth.EXIT_PREEMPTED
     except KeyboardInterrupt:
         return INTERRUPTED
     except RuntimeError as error:

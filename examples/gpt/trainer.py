@@ -18,6 +18,8 @@ from weights import load_weights
 
 import zeroth
 
+KEPT_CHECKPOINTS = 3
+"""of --checkpoints, the newest"""
 MEASURED_STEPS = 3
 """steps, from 1, in which the process is measured from outside: a few, for it takes milliseconds"""
 LISTED_FILES = 32
@@ -25,9 +27,13 @@ LISTED_FILES = 32
 MEMORY_STATES = ("parameters", "masters", "optimizer", "buckets", "reduced", "gathered", "overflow", "control", "other")
 
 
+class Preempted(Exception):
+    """The job was asked to make room, and its state is saved."""
+
+
 def train(options: Options, world: zeroth.World) -> None:
-    """Trains, validates, samples and exports as `options` say; all ranks call it. Raises zeroth.Error; torch's
-    exceptions pass."""
+    """Trains, validates, samples and exports as `options` say; all ranks call it. Raises zeroth.Error, Preempted;
+    torch's exceptions pass."""
     Trainer(options, world).run()
 
 
@@ -100,6 +106,9 @@ class Trainer:
         )
         self.target = self.summary.bigram_entropy if options.target_bigram else options.target_loss
         self.validated_step = -1
+        self.first_step = 1
+        self.saved_updates = -1
+        self.preempted = False
         self.pss_peak = 0
         self.traffic = {"all_gather": 0, "reduce_scatter": 0, "control": 0}
         """bytes received in training steps alone: validations and samples gather, too"""
@@ -108,6 +117,7 @@ class Trainer:
         self.introduce()
         self.check_agreement("the text of --data (its digest)", self.corpus.digest)
         self.check_agreement("the number of threads (OMP_NUM_THREADS)", self.threads)
+        self.resume()
         with self.report.bar():
             self.train_steps()
         if self.options.eval_windows > 0 and self.validated_step != self.summary.steps:
@@ -115,6 +125,8 @@ class Trainer:
         if self.options.sample > 0:
             prompt = os.fsencode(self.options.prompt)
             self.report.sample(prompt, self.generate(prompt), self.options.temperature)
+        if self.summary.steps >= self.first_step:
+            self.save(self.summary.steps)
         if self.options.export:
             self.engine.export_safetensors(str(self.options.export))
             self.report.line(f"weights written to {self.options.export}")
@@ -150,27 +162,58 @@ class Trainer:
         start = time.monotonic()
         window_seconds, window_tokens = 0.0, 0  # of the steps since the last progress line
         tokens = 0  # without the first step, which also warms up
-        for step in range(1, self.options.steps + 1):
+        for step in range(self.first_step, self.options.steps + 1):
             record = self.train_step(step)
             self.report.step(record)
             self.summary.steps = step
             self.summary.last_loss_hex = hex_float(record.loss)
             window_seconds += record.seconds
             window_tokens += record.tokens
-            if step > 1:
+            if step > self.first_step:
                 self.summary.seconds += record.seconds
                 tokens += record.tokens
                 self.summary.tokens_per_second = tokens / self.summary.seconds
             if record.skipped:
                 self.report.line(f"step {step} skipped: {record.skipped}")
-            if self.options.log_every > 0 and (step % self.options.log_every == 0 or step == 1):
+            if self.options.log_every > 0 and (step % self.options.log_every == 0 or step == self.first_step):
                 self.report.progress(record, window_tokens / window_seconds)
                 window_seconds, window_tokens = 0.0, 0
+            every = self.options.save_every
+            if self.preempted or (every > 0 and step % every == 0):
+                self.save(step)
+            if self.preempted:
+                raise Preempted
             if self.options.eval_every > 0 and step % self.options.eval_every == 0 and self.validate():
                 break
             if self.time_is_up(start):
                 self.report.line(f"step {step}: --max-seconds is over")
                 break
+
+    def save(self, step: int) -> None:
+        """Batches are drawn from --seed, the step and the rank: the step is the position in the data."""
+        folder = self.options.checkpoints
+        if folder is None or self.engine.steps == self.saved_updates:
+            return  # a step that was skipped is no other state
+        path = self.engine.save(folder, client_state={"step": step}, keep_last=KEPT_CHECKPOINTS)
+        self.saved_updates = self.engine.steps
+        self.report.line(f"checkpoint written to {path}")
+
+    def resume(self) -> None:
+        source = self.options.resume
+        if not source:
+            return
+        loaded = (
+            self.engine.load(self.options.checkpoints, if_any=True)
+            if source == "auto" and self.options.checkpoints is not None
+            else self.engine.load(source)
+        )
+        if loaded is None:
+            self.report.line("no checkpoint to go on from: training from the beginning")
+            return
+        self.saved_updates = loaded.step
+        self.first_step = loaded.client_state["step"] + 1
+        self.summary.steps = loaded.client_state["step"]
+        self.report.line(f"goes on from {loaded.path}, step {self.first_step}")
 
     def train_step(self, step: int) -> StepRecord:
         before = self.engine.wire_report()
@@ -184,6 +227,7 @@ class Trainer:
             result = self.engine.step()
             self.sample_memory(step)
             loss_sum += loss.item()
+        self.preempted = result.preempted
         mean_loss = self.engine.average(loss_sum / self.settings.accumulate)
         seconds = time.monotonic() - start
         after = self.engine.wire_report()
@@ -269,7 +313,8 @@ class Trainer:
 
         wire = self.engine.wire_report()
         summary.wire = {kind: self.traffic[kind] for kind in ("all_gather", "reduce_scatter")}
-        summary.wire_formula = {kind: summary.steps * wire[f"planned_{kind}"] for kind in summary.wire}
+        steps = max(0, summary.steps - self.first_step + 1)
+        summary.wire_formula = {kind: steps * wire[f"planned_{kind}"] for kind in summary.wire}
         summary.wire_control = self.traffic["control"]
         if self.options.train_table:
             self.report.table(summary)

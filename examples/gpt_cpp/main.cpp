@@ -12,6 +12,7 @@
 #include "trainer.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/preemption.h>
 #include <zeroth/engine/world.h>
 
 #include <cstdlib>
@@ -48,8 +49,7 @@ int main(int argc, char** argv) {
       }
       return EXIT_SUCCESS;
     }
-    gpt::train(line.options, *world);
-    return EXIT_SUCCESS;
+    return gpt::train(line.options, *world) ? zeroth::kExitPreempted : EXIT_SUCCESS;
   } catch (const std::exception& cause) {
     const zeroth::Error error = zeroth::error_of(cause);
     std::cerr << error_line(error, who) << std::flush;

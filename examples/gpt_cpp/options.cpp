@@ -70,6 +70,12 @@ void add_run_arguments(CLI::App& app, Options& options, std::string& target) {
   app.add_flag("!--no-train-table", options.table, "leave out the table of memory and traffic at the end");
   app.add_option("--json", options.json_path, "write one JSON record a step and a final one to this file");
   app.add_option("--export", options.export_path, "write the trained weights to this safetensors file");
+  app.add_option("--checkpoints", options.checkpoints, "save checkpoints in this folder");
+  app.add_option("--save-every", options.save_every, "steps between checkpoints; 0: at the end only")
+      ->check(count)
+      ->capture_default_str();
+  app.add_option("--resume", options.resume,
+                 "go on from this checkpoint; \"auto\": the newest of --checkpoints, if there is one");
 }
 
 void add_engine_arguments(CLI::App& app, Options& options) {
@@ -113,6 +119,9 @@ void check_combinations(Options& options) {
   }
   if (has_target && options.eval_every == 0) {
     options.eval_every = 10;
+  }
+  if (options.checkpoints.empty() && (options.save_every > 0 || options.resume == "auto")) {
+    usage_error("there is no folder for checkpoints", "--checkpoints");
   }
   if (options.sample_bytes > 0 && options.prompt.empty()) {
     usage_error("generated text needs a beginning", "--prompt", "an empty text");

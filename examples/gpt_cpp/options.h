@@ -41,6 +41,9 @@ struct Options {
   std::filesystem::path json_path{};
   std::filesystem::path export_path{};
   std::filesystem::path config_path{};
+  std::filesystem::path checkpoints{};  ///< folder of checkpoints; empty: none
+  std::int64_t save_every = 0;          ///< steps between checkpoints; 0: at the end only
+  std::string resume{};                 ///< "auto": from the newest of `checkpoints`, if any; "": no; else a path
 
   // Arguments that override the configuration file.
   std::optional<int> zero_stage{};

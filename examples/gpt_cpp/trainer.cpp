@@ -14,6 +14,7 @@
 #include <zeroth/libtorch/engine.h>
 
 #include <ATen/Parallel.h>
+#include <nlohmann/json.hpp>
 #include <torch/types.h>
 
 #include <algorithm>
@@ -36,6 +37,9 @@ using GptEngine = zeroth::libtorch::Engine<GptImpl>;
 
 // Steps, from 1, in which the process is measured from outside: a few, for it takes milliseconds.
 constexpr std::int64_t kMeasuredSteps = 3;
+
+// Of --checkpoints, the newest.
+constexpr int kKeptCheckpoints = 3;
 
 // So many files are listed without being asked for.
 constexpr std::size_t kListedFiles = 32;
@@ -132,25 +136,32 @@ class Trainer {
     }
   }
 
-  void run() {
+  /// True if the job was preempted.
+  [[nodiscard]] bool run() {
     introduce();
     check_agreement("the text of --data (its digest)", corpus_.digest);
     check_agreement("the number of threads (OMP_NUM_THREADS)", static_cast<std::uint64_t>(threads_));
+    resume();
     train_steps();
+    if (preempted_) return true;
     if (options_.eval_windows > 0 && validated_step_ != summary_.steps) {
       validate();
     }
     if (options_.sample_bytes > 0) {
       report_.sample(options_.prompt, generate(), options_.temperature);
     }
+    if (summary_.steps >= first_step_) save(summary_.steps);
     if (!options_.export_path.empty()) {
       engine_.export_safetensors(options_.export_path.string());
       report_.line("weights written to " + options_.export_path.string());
     }
     summarise();
+    return false;
   }
 
  private:
+  void save(std::int64_t step);
+  void resume();
   void introduce();
   void check_agreement(const std::string& what, std::uint64_t value);
   void sample_memory(std::int64_t step);
@@ -172,6 +183,9 @@ class Trainer {
   GptEngine engine_;
   std::optional<double> target_{};
   std::int64_t validated_step_ = -1;
+  std::int64_t first_step_ = 1;
+  std::int64_t saved_updates_ = -1;
+  bool preempted_ = false;
   std::uint64_t pss_peak_ = 0;
   zeroth::libtorch::WireReport traffic_{};  // of training steps alone: validations and samples gather, too
   RunSummary summary_{};
@@ -230,6 +244,7 @@ StepRecord Trainer::train_step(std::int64_t step) {
     sample_memory(step);
     loss_sum += loss.item<double>();
   }
+  preempted_ = result.preempted;
   StepRecord record;
   record.step = step;
   record.loss = engine_.average(loss_sum / static_cast<double>(settings_.batch.accumulate));
@@ -242,6 +257,35 @@ StepRecord Trainer::train_step(std::int64_t step) {
   return record;
 }
 
+// Batches are drawn from --seed, the step and the rank: the step is the position in the data.
+void Trainer::save(std::int64_t step) {
+  if (options_.checkpoints.empty() || engine_.core().committed_steps() == saved_updates_) {
+    return;  // a step that was skipped is no other state
+  }
+  const std::string user = "{\"client\": {\"step\": " + std::to_string(step) + "}}";
+  const std::string path =
+      engine_.save(options_.checkpoints.string(), {.retention = {.keep_last = kKeptCheckpoints}, .user = user});
+  saved_updates_ = engine_.core().committed_steps();
+  report_.line("checkpoint written to " + path);
+}
+
+void Trainer::resume() {
+  if (options_.resume.empty()) {
+    return;
+  }
+  const bool newest = options_.resume == "auto";
+  const zeroth::LoadReport loaded =
+      engine_.load(newest ? options_.checkpoints.string() : options_.resume, {.if_any = newest});
+  if (loaded.path.empty()) {
+    report_.line("no checkpoint to go on from: training from the beginning");
+    return;
+  }
+  saved_updates_ = loaded.manifest.step;
+  summary_.steps = nlohmann::json::parse(loaded.user).at("client").at("step").get<std::int64_t>();
+  first_step_ = summary_.steps + 1;
+  report_.line("goes on from " + loaded.path + ", step " + std::to_string(first_step_));
+}
+
 // The mean over ranks of the time: one answer on all of them.
 bool Trainer::time_is_up(Clock::time_point start) {
   return options_.max_seconds > 0.0 && engine_.average(seconds_since(start)) > options_.max_seconds;
@@ -252,7 +296,7 @@ void Trainer::train_steps() {
   double window_seconds = 0.0;  // of the steps since the last progress line
   std::int64_t window_tokens = 0;
   std::int64_t tokens = 0;  // without the first step, which also warms up
-  for (std::int64_t step = 1; step <= options_.steps; ++step) {
+  for (std::int64_t step = first_step_; step <= options_.steps; ++step) {
     const zeroth::libtorch::WireReport before = engine_.wire_report();
     const StepRecord record = train_step(step);
     add_traffic(before);
@@ -261,7 +305,7 @@ void Trainer::train_steps() {
     summary_.last_loss_hex = zeroth::hex_float(record.loss);
     window_seconds += record.seconds;
     window_tokens += record.tokens;
-    if (step > 1) {
+    if (step > first_step_) {
       summary_.seconds += record.seconds;
       tokens += record.tokens;
       summary_.tokens_per_second = static_cast<double>(tokens) / summary_.seconds;
@@ -269,10 +313,16 @@ void Trainer::train_steps() {
     if (!record.committed) {
       report_.line("step " + std::to_string(step) + " skipped: " + record.reason);
     }
-    if (options_.log_every > 0 && (step % options_.log_every == 0 || step == 1)) {
+    if (options_.log_every > 0 && (step % options_.log_every == 0 || step == first_step_)) {
       report_.progress(record, options_.steps, static_cast<double>(window_tokens) / window_seconds);
       window_seconds = 0.0;
       window_tokens = 0;
+    }
+    if (preempted_ || (options_.save_every > 0 && step % options_.save_every == 0)) {
+      save(step);
+    }
+    if (preempted_) {
+      break;
     }
     if (options_.eval_every > 0 && step % options_.eval_every == 0 && validate()) {
       break;
@@ -356,7 +406,7 @@ void Trainer::summarise() {
   summary_.pss_peak = static_cast<std::uint64_t>(engine_.average(static_cast<double>(pss_peak_)) * world_.size());
 
   const zeroth::WireBytes step = engine_.wire_report().planned_per_step;
-  const auto steps = static_cast<std::uint64_t>(summary_.steps);
+  const auto steps = static_cast<std::uint64_t>(std::max<std::int64_t>(0, summary_.steps - first_step_ + 1));
   summary_.wire = {{"all_gather", traffic_.all_gather}, {"reduce_scatter", traffic_.reduce_scatter}};
   summary_.wire_formula = {
       {"all_gather", steps * (step.gather_parameters + step.gather_gradients + step.publish_parameters)},
@@ -370,8 +420,8 @@ void Trainer::summarise() {
 
 }  // namespace
 
-void train(const Options& options, const zeroth::World& world) {
-  Trainer(options, world).run();
+bool train(const Options& options, const zeroth::World& world) {
+  return Trainer(options, world).run();
 }
 
 }  // namespace gpt

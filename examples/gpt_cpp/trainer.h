@@ -10,8 +10,9 @@ class World;
 
 namespace gpt {
 
-/// Trains, validates, samples and exports as `options` say; all ranks call it and see the same errors.
+/// Trains, validates, samples and exports as `options` say; all ranks call it and see the same errors. True if the job
+/// was asked to make room, and its state is saved.
 /// @throws zeroth::Error; torch's own exceptions pass through.
-void train(const Options& options, const zeroth::World& world);
+[[nodiscard]] bool train(const Options& options, const zeroth::World& world);
 
 }  // namespace gpt

@@ -465,6 +465,39 @@ void bind_engine(py::module_& module) {
           "barrier", [](Engine& self, const std::string& name) { self.base().core().barrier(name); },
           py::arg("name") = "", NoGil())
       .def("set_buffers", &Engine::set_buffers, py::arg("buffers"))
+      .def(
+          "save",
+          [](Engine& self, const std::string& folder, const std::string& user, const std::string& user_of_rank,
+             int keep_last, int keep_every) {
+            self.refresh_buffers();
+            const py::gil_scoped_release no_gil;
+            return self.base().save(folder, {.retention = {.keep_last = keep_last, .keep_every = keep_every},
+                                             .user = user,
+                                             .user_of_rank = user_of_rank});
+          },
+          py::arg("folder"), py::arg("user"), py::arg("user_of_rank"), py::arg("keep_last"), py::arg("keep_every"))
+      .def(
+          "load",
+          [](Engine& self, const std::string& path, bool strict, bool if_any) {
+            self.drop_forwards();
+            self.refresh_buffers();
+            LoadReport report;
+            {
+              const py::gil_scoped_release no_gil;
+              report = self.base().load(path, {.strict = strict, .if_any = if_any});
+            }
+            py::dict found;
+            found["path"] = report.path;
+            found["step"] = report.manifest.step;
+            found["world"] = report.manifest.world;
+            found["user"] = report.user;
+            found["user_of_rank"] = report.user_of_rank;
+            found["missing"] = report.missing;
+            found["unexpected"] = report.unexpected;
+            found["skipped"] = report.skipped;
+            return found;
+          },
+          py::arg("path"), py::arg("strict"), py::arg("if_any"))
       .def("export_safetensors",
            [](Engine& self, const std::string& path) {
              self.refresh_buffers();

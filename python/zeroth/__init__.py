@@ -24,6 +24,7 @@ from zeroth._C import (
 )
 from zeroth._config import Config, ConfigOverride
 from zeroth._engine import Engine, initialize
+from zeroth._state import Loaded
 from zeroth._units import Unit, units
 
 __version__ = _preflight.VERSION
@@ -40,6 +41,7 @@ __all__ = [
     "Engine",
     "Error",
     "FirstOffender",
+    "Loaded",
     "MemoryReport",
     "Mesh",
     "StepResult",

@@ -2,9 +2,11 @@
 
 import contextlib
 import functools
+import json
+import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import torch
 import torch.distributed as dist
@@ -13,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.hooks import RemovableHandle
 
-from zeroth import _C, _ending, _guards, _hypers, _place, _units, _watch
+from zeroth import _C, _ending, _guards, _hypers, _place, _state, _units, _watch
 from zeroth._config import ConfigLike, to_config
 from zeroth._optimizer import Optimizer
 
@@ -364,6 +366,72 @@ class Engine:
         """Blocks until all ranks are in this barrier. Collective. The name is in errors and in the flight recorder.
         Raises Error MISMATCH on all ranks, with both names, if ranks give different names."""
         self._core.barrier(name)
+
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        client_state: Any = None,
+        keep_last: int = 0,
+        keep_every: int = 0,
+    ) -> str:
+        """Writes a checkpoint of this step into `folder` and returns its path. Collective and blocking; between steps.
+
+        It holds all states of the engine (weights, masters, optimizer states, update counts, hyper-parameters), the
+        module's persistent buffers and the scheduler of zeroth.initialize() as rank 0 has them, the random generators
+        of every rank (torch, random, NumPy), and `client_state`: numbers, strings, lists and dictionaries of rank 0.
+        When it returns, the checkpoint is on the disk. A save that is interrupted leaves the earlier ones as they were.
+        `keep_last`: removes all but so many of the newest checkpoints of the folder, 0 none; `keep_every`: but not
+        those of steps that are multiples of it. Raises Error on all ranks: IO; USAGE in the middle of a step, for a
+        step that was saved there before, or for a `client_state` that JSON cannot hold."""
+        user = _state.to_json(
+            {
+                "client": client_state,
+                "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
+            },
+            "client_state",
+        )
+        return self._core.save(os.fspath(folder), user, json.dumps(_state.random_state()), keep_last, keep_every)
+
+    @overload
+    def load(
+        self, path: str | os.PathLike[str], *, strict: bool = True, if_any: Literal[False] = False
+    ) -> _state.Loaded: ...
+    @overload
+    def load(
+        self, path: str | os.PathLike[str], *, strict: bool = True, if_any: Literal[True]
+    ) -> _state.Loaded | None: ...
+    def load(self, path: str | os.PathLike[str], *, strict: bool = True, if_any: bool = False) -> _state.Loaded | None:
+        """Brings everything that save() wrote. Collective and blocking; between steps. `path`: a checkpoint, or a
+        folder with checkpoints, of which the newest whole one is taken. Any number of ranks and any ZeRO stage may have
+        written it; random generators come back if as many ranks did. `strict`: if False, what the checkpoint lacks
+        keeps its values, and what it has beyond the model is left out; Loaded lists both. `if_any`: if True, a
+        folder without any checkpoint is no error, and the result None. Raises Error on all ranks, with nothing changed:
+        CHECKPOINT for one that is torn, corrupt or of another model; IO; USAGE."""
+        found = self._core.load(os.fspath(path), strict, if_any)
+        if not found["path"]:
+            return None
+        self._steps = found["step"]
+        torch.clear_autocast_cache()
+        if self._optimizer is not None:
+            self._optimizer.pull()
+        user = json.loads(found["user"]) if found["user"] else {}
+        if self._scheduler is not None and user.get("scheduler") is not None:
+            self._scheduler.load_state_dict(user["scheduler"])
+        if found["user_of_rank"]:
+            _state.load_random_state(json.loads(found["user_of_rank"]))
+        return _state.Loaded(
+            path=found["path"],
+            step=found["step"],
+            world_size=found["world"],
+            client_state=user.get("client"),
+            random_state=bool(found["user_of_rank"]),
+            missing=found["missing"],
+            unexpected=found["unexpected"],
+            skipped=found["skipped"],
+        )
 
     # --- the end ----------------------------------------------------------------------------------------------------
 

@@ -79,7 +79,7 @@ class Optimizer(torch.optim.Optimizer):
             "USAGE",
             f"an engine's optimizer {what}",
             where="python.optimizer",
-            hint="moments and masters are in the engine, and not written to files yet; engine.export_safetensors(path) writes the weights",  # noqa: E501
+            hint="engine.save(folder) and engine.load(folder) keep moments and masters, with everything else",  # noqa: E501
         )
 
     def push(self) -> None:
@@ -101,6 +101,13 @@ class Optimizer(torch.optim.Optimizer):
                 )
             self._core.set_group(number, wanted)
             self._taken[place] = wanted
+
+    def pull(self) -> None:
+        """Takes the engine's hyper-parameters, which a checkpoint has changed."""
+        hypers = self._core.groups
+        for place, (number, group) in enumerate(zip(self._numbers, self.param_groups, strict=True)):
+            group.update(hypers[number])
+            self._taken[place] = self._hypers(place, group)
 
     def _hypers(self, place: int, group: dict[str, Any]) -> _hypers.Hypers:
         return _hypers.of_group(group, self._kind, f"group {place}")

@@ -48,6 +48,8 @@ std::string_view slug(ErrorCode code) noexcept {
       return "RESOURCE";
     case ErrorCode::kIo:
       return "IO";
+    case ErrorCode::kCheckpoint:
+      return "CHECKPOINT";
     case ErrorCode::kLaunch:
       return "LAUNCH";
     case ErrorCode::kEnvironment:
@@ -76,6 +78,7 @@ int exit_code(ErrorCode code) noexcept {
     case ErrorCode::kUsage:
       return 64;
     case ErrorCode::kModel:
+    case ErrorCode::kCheckpoint:
       return 65;
     case ErrorCode::kLaunch:
       return 69;

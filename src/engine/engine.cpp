@@ -7,6 +7,7 @@
 #include "engine/startup_check.h"
 #include "engine/step_outcome.h"
 #include "engine/step_warnings.h"
+#include "engine/texts.h"
 #include "engine/uneven_join.h"
 #include "zero/call_tags.h"
 #include "zero/exchange_choice.h"
@@ -332,15 +333,7 @@ std::string Engine::name_of_offender(const CommitVote& vote) const {
   if (vote.offender_rank < 0) return "";
   std::string name;  // ranks may have other parameters: the one whose it is says its name
   if (vote.offender_rank == rank()) name = layout_.params[static_cast<std::size_t>(vote.offender.param)].name;
-  auto size = static_cast<std::int64_t>(name.size());
-  communicator_.broadcast(std::span(&size, 1), vote.offender_rank);
-  constexpr std::int64_t kLongest = 1 << 20;
-  ZR_CHECK(size >= 0 && size <= kLongest, ErrorCode::kMismatch, "a rank's parameter has a name of absurd size",
-           {.where = "engine.vote", .who = "rank " + std::to_string(vote.offender_rank), .got = std::to_string(size)});
-  std::vector<std::uint8_t> text(name.begin(), name.end());
-  text.resize(static_cast<std::size_t>(size));
-  if (size > 0) communicator_.broadcast(std::span(text), vote.offender_rank);
-  return {text.begin(), text.end()};
+  return broadcast_text(std::move(name), vote.offender_rank, communicator_);
 }
 
 void Engine::forget_gradients() {
@@ -537,10 +530,7 @@ Next Engine::join() {
 
 Next Engine::follow() {
   enter(Phase::kSyncPoint);
-  for (const auto& group : groups_) {
-    group->uses().release_kept();
-    group->parameters().quiesce();
-  }
+  for (const auto& group : groups_) group->complete_uses();
   while (true) {
     const std::optional<Announcement> said = uneven_join_->listen();
     if (!said) continue;

@@ -51,6 +51,8 @@ struct Engine::OwnOperations {
                                                       engine.discard_gradients();
                                                     })});
   OperationId average = row({.name = "average()", .join = part([this](int) { (void)engine.sum_over_ranks(0.0); })});
+  OperationId save = row({.name = "save()"});
+  OperationId load = row({.name = "load()"});
   OperationId barrier = row({.name = "barrier()", .join = part([this](int) { engine.barrier(); })});
 
  private:

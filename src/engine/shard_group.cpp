@@ -154,9 +154,13 @@ void ShardGroup::end_backward() {
   uses_->end_backward();
 }
 
-void ShardGroup::complete_step() {
+void ShardGroup::complete_uses() {
   uses_->release_kept();
   parameters_->quiesce();
+}
+
+void ShardGroup::complete_step() {
+  complete_uses();
   gradients_->complete();
 }
 

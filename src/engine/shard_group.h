@@ -71,6 +71,8 @@ class ShardGroup {
   [[nodiscard]] UnitUses& uses() { return *uses_; }
   [[nodiscard]] const UnitUses& uses() const { return *uses_; }
 
+  /// Gives back what is kept for a backward, and what was gathered ahead.
+  void complete_uses();
   void end_backward();
   /// One a parameter: it wanted a gradient in the last backward.
   [[nodiscard]] const std::vector<bool>& trained() const { return trained_; }
@@ -89,6 +91,13 @@ class ShardGroup {
   void update(double factor, const std::vector<GroupHyper>& groups, double lr_factor) {
     updater_->update(has_grad_anywhere_, factor, groups, lr_factor);
   }
+
+  [[nodiscard]] const ModelMemory& memory() const { return *memory_; }
+  /// No other group that has the same elements writes them into a checkpoint.
+  [[nodiscard]] bool writes_states() const { return counts_in_norm_; }
+  /// Updates so far, one a parameter.
+  [[nodiscard]] const std::vector<std::int64_t>& updates() const { return updater_->updates(); }
+  void set_updates(std::vector<std::int64_t> updates) { updater_->set_updates(std::move(updates)); }
 
   [[nodiscard]] MemorySnapshot planned_memory(const ShardingPlan& plan, std::span<const StateDeclaration> states,
                                               int micro_steps) const;

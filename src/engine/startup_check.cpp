@@ -1,6 +1,7 @@
 #include "engine/startup_check.h"
 
 #include "engine/odd_rank.h"
+#include "engine/texts.h"
 
 #include <zeroth/base/text.h>
 #include <zeroth/engine/config.h>
@@ -76,34 +77,6 @@ std::vector<std::string> lines_of(const std::string& text) {
   std::istringstream stream(text);
   for (std::string line; std::getline(stream, line);) lines.push_back(line);
   return lines;
-}
-
-/// Every rank's text, in rank order.
-std::vector<std::string> gather_texts(const std::string& own, const Communicator& communicator) {
-  const auto world = static_cast<std::size_t>(communicator.size());
-  std::vector<std::int64_t> sizes(world);
-  const auto own_size = static_cast<std::int64_t>(own.size());
-  communicator.all_gather(std::span(&own_size, 1), std::span(sizes));
-  constexpr std::int64_t kMost = std::int64_t{1} << 30;
-  std::int64_t total = 0;
-  for (const std::int64_t size : sizes) {
-    ZR_CHECK(size >= 0 && size <= kMost, ErrorCode::kMismatch, "a rank's description has an absurd size",
-             {.where = "engine.startup",
-              .who = "rank " + std::to_string(&size - sizes.data()) + "/" + std::to_string(world),
-              .expected = "at most " + std::to_string(kMost) + " bytes",
-              .got = std::to_string(size)});
-    total += size;
-  }
-  std::vector<std::uint8_t> all(static_cast<std::size_t>(total));
-  communicator.all_gather(std::span(reinterpret_cast<const std::uint8_t*>(own.data()), own.size()), std::span(all),
-                          sizes);
-  std::vector<std::string> texts;
-  std::size_t offset = 0;
-  for (const std::int64_t size : sizes) {
-    texts.emplace_back(reinterpret_cast<const char*>(all.data()) + offset, static_cast<std::size_t>(size));
-    offset += static_cast<std::size_t>(size);
-  }
-  return texts;
 }
 
 /// Blocking; on all ranks, which know it. `text`: this rank's.

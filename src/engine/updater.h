@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace zeroth {
@@ -23,6 +24,10 @@ class Updater {
   /// as all_gather): nobody writes its sums again before it knows of this rank's next backward.
   void update(const std::vector<bool>& has_grad, double factor, const std::vector<GroupHyper>& groups,
               double lr_factor);
+
+  /// Updates so far, one a parameter.
+  [[nodiscard]] const std::vector<std::int64_t>& updates() const { return steps_; }
+  void set_updates(std::vector<std::int64_t> updates) { steps_ = std::move(updates); }
 
  private:
   struct Run {

@@ -87,6 +87,14 @@ bool EngineBase::next_batch(bool has_batch) {
 double EngineBase::average(double value, std::string_view name) {
   return runtime_->core().average(value, name);
 }
+std::string EngineBase::save(const std::string& folder, SaveOptions options) {
+  return runtime_->save(folder, std::move(options));
+}
+
+LoadReport EngineBase::load(const std::string& path, const LoadOptions& options) {
+  return runtime_->load(path, options);
+}
+
 void EngineBase::export_safetensors(const std::string& path) {
   runtime_->export_safetensors(path);
 }

@@ -521,6 +521,53 @@ void Runtime::export_safetensors(const std::string& path) {
   });
 }
 
+std::string Runtime::save(const std::string& folder, SaveOptions options) {
+  require_own_process();
+  settle();
+  for (std::size_t unit = 0; unit < model_.units.size(); ++unit) slots_.require_ours(static_cast<int>(unit));
+  slots_.require_kept();
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> keep;
+  for (const NamedBuffer& buffer : model_.buffers) {
+    if (!buffer.persistent || !buffer.tensor.defined() || core_->rank() != 0) continue;
+    const SafetensorsEntry entry = safetensors_entry(buffer.name, buffer.tensor);
+    const at::Tensor& values = keep.emplace_back(row_major(buffer.tensor));
+    options.extras.push_back({.about = {.name = entry.name, .dtype = entry.dtype, .shape = entry.shape},
+                              .data = {static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()}});
+  }
+  return core_->save(folder, options);
+}
+
+LoadReport Runtime::load(const std::string& path, const LoadOptions& options) {
+  require_own_process();
+  settle();
+  guards_.clear();
+  for (std::size_t unit = 0; unit < model_.units.size(); ++unit) slots_.require_ours(static_cast<int>(unit));
+  LoadReport report = core_->load(path, options);
+  if (report.path.empty()) return report;
+  slots_.refresh();
+  slots_.bump_versions(trainable_);
+  const at::NoGradGuard no_grad;
+  for (const NamedBuffer& buffer : model_.buffers) {
+    if (!buffer.persistent || !buffer.tensor.defined()) continue;
+    const auto found =
+        std::ranges::find_if(report.extras, [&](const LoadedExtra& one) { return one.about.name == buffer.name; });
+    const SafetensorsEntry entry = safetensors_entry(buffer.name, buffer.tensor);
+    if (found == report.extras.end() || found->about.dtype != entry.dtype || found->about.shape != entry.shape) {
+      report.missing.push_back(buffer.name);
+      log_.warn("the checkpoint has no buffer " + buffer.name + " of this shape and dtype: its values stay");
+      continue;
+    }
+    if (found->data.empty()) continue;
+    buffer.tensor.copy_(at::from_blob(found->data.data(), buffer.tensor.sizes(),
+                                      at::TensorOptions().dtype(buffer.tensor.scalar_type())));
+  }
+  for (const std::string& skipped : report.skipped) log_.warn("not a whole checkpoint, skipped: " + skipped);
+  log_.progress("loaded " + report.path + ", step " + std::to_string(report.manifest.step) + " of " +
+                std::to_string(report.manifest.world) + (report.manifest.world == 1 ? " rank" : " ranks"));
+  return report;
+}
+
 WireReport Runtime::wire_report() const {
   const auto bytes = [this](CollectiveKind kind) { return traffic_->row(kind); };
   WireReport report{.planned_per_step = core_->planned_wire()};

@@ -87,6 +87,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   [[nodiscard]] Next join() { return core_->join(); }
   void discard_gradients();
   void export_safetensors(const std::string& path);
+  std::string save(const std::string& folder, SaveOptions options);
+  LoadReport load(const std::string& path, const LoadOptions& options);
   [[nodiscard]] WireReport wire_report() const;
   void reset_counters();
   [[nodiscard]] zeroth::Engine& core() {

@@ -61,8 +61,9 @@ std::optional<std::string_view> dtype_name(at::ScalarType type) {
   }
 }
 
-/// Of a tensor under `name` in the model.
-SafetensorsEntry entry_of(const std::string& name, const at::Tensor& tensor) {
+}  // namespace
+
+SafetensorsEntry safetensors_entry(const std::string& name, const at::Tensor& tensor) {
   const auto refuse = [&name](const std::string& got, const char* hint) {
     throw Error(ErrorCode::kModel, "a tensor has no place in a safetensors file",
                 {.where = "libtorch.export",
@@ -82,6 +83,8 @@ at::Tensor row_major(const at::Tensor& tensor) {
   return tensor.to(at::kCPU).resolve_conj().resolve_neg().contiguous();
 }
 
+namespace {
+
 std::span<const std::byte> bytes_of(const at::Tensor& contiguous) {
   return {static_cast<const std::byte*>(contiguous.const_data_ptr()), contiguous.nbytes()};
 }
@@ -96,14 +99,14 @@ void write_file(const std::string& path, zeroth::Engine& engine, const ModelDesc
   for (const FlatLayout& flat : layout.flats) {
     for (const Segment& segment : flat.segments) {
       const ParamSpec& spec = layout.params[static_cast<std::size_t>(segment.param)];
-      entries.push_back(entry_of(spec.name, model.tensors[static_cast<std::size_t>(segment.param)]));
+      entries.push_back(safetensors_entry(spec.name, model.tensors[static_cast<std::size_t>(segment.param)]));
       for (const std::string& alias : spec.aliases) metadata[alias] = spec.name;
     }
   }
   std::vector<NamedBuffer> buffers;
   std::ranges::copy_if(model.buffers, std::back_inserter(buffers),
                        [](const NamedBuffer& one) { return one.persistent && one.tensor.defined(); });
-  for (const auto& [name, buffer, _] : buffers) entries.push_back(entry_of(name, buffer));
+  for (const auto& [name, buffer, _] : buffers) entries.push_back(safetensors_entry(name, buffer));
   SafetensorsWriter writer(path, std::move(entries), metadata);
   std::vector<std::byte> staging;
   for (std::size_t index = 0; index < layout.flats.size(); ++index) {

@@ -47,11 +47,13 @@ void run_thread(const ToyTraining& training, const ThreadGroups& groups, int ran
     const auto index = static_cast<std::size_t>(rank);
     if (training.reports_memory) all.memory[index] = own.memory[0];
     all.planned_wire[index] = own.planned_wire[0];
-    all.gather_bytes[index] = own.gather_bytes[0];
-    all.reduce_bytes[index] = own.reduce_bytes[0];
-    all.far_gather_bytes[index] = own.far_gather_bytes[0];
-    all.far_reduce_bytes[index] = own.far_reduce_bytes[0];
-    if (all.losses.empty()) {
+    if (!own.results.empty()) {  // of a training with a step
+      all.gather_bytes[index] = own.gather_bytes[0];
+      all.reduce_bytes[index] = own.reduce_bytes[0];
+      all.far_gather_bytes[index] = own.far_gather_bytes[0];
+      all.far_reduce_bytes[index] = own.far_reduce_bytes[0];
+    }
+    if (all.values.empty()) {
       all.losses = own.losses;
       all.norms = own.norms;
       all.values = own.values;
@@ -89,7 +91,8 @@ ToyOutcome train_toy_rank(const ToyTraining& training, std::unique_ptr<CommBacke
     model.set_visitor(visitor);
     ToyOutcome own;
     std::vector<double> losses;
-    for (int step = 0; step < training.steps; ++step) {
+    if (training.at_start) training.at_start(engine, model);
+    for (int step = training.first_step; step < training.steps; ++step) {
       table->reset();
       double loss = 0;
       StepResult result;

@@ -23,6 +23,7 @@ struct ToyTraining {
   int micro_steps = 1;
   int passes = 1;  ///< forwards and backwards before each call of step(); `skip` sees step * passes + pass
   int steps = 6;
+  int first_step = 0;  ///< number of the first, for its data
   double clipping = 0.5;
   std::string optimizer = "AdamW";
   ExecutionMode mode = ExecutionMode::kInline;
@@ -38,6 +39,8 @@ struct ToyTraining {
   std::function<int(int rank)> data_of{};  ///< whose data a rank trains on; unset: its own
   /// Changes what one rank asks for, to make ranks disagree.
   std::function<void(int rank, ToyStructure&, EngineSettings&)> tamper{};
+  /// Runs on every rank before the first step.
+  std::function<void(Engine&, ToyModel&)> at_start{};
   /// Runs on every rank after each step; for what a single test wants to do or look at.
   std::function<void(Engine&, ToyModel&, const StepResult&)> after_step{};
   static constexpr int kEndOfBackward = -1;

@@ -22,6 +22,7 @@ enum class ErrorCode {
   kOutOfMemory,  ///< the plan or an allocation does not fit
   kResource,     ///< the kernel or container refuses a resource (memfd, pidfd, sockets, descriptors)
   kIo,           ///< a file operation failed
+  kCheckpoint,   ///< a checkpoint is torn or corrupt, or does not fit the model
   kLaunch,       ///< a rank could not be started
   kEnvironment,  ///< world variables, CPU features, torch version
   kAborted,      ///< another rank reported an error; this one stops with it
@@ -33,9 +34,9 @@ enum class ErrorCode {
 [[nodiscard]] std::string_view slug(ErrorCode code) noexcept;
 /// The code with this text form; none if there is no such code.
 [[nodiscard]] std::optional<ErrorCode> code_of_slug(std::string_view text) noexcept;
-/// Process exit code of a failure: 1 user, as in Python; the others from sysexits.h: 64 usage, 65 model or non-finite,
-/// 69 launch, 70 internal, 71 memory or resource, 74 I/O, 76 peer lost, mismatch, timeout or aborted, 77 environment,
-/// 78 configuration.
+/// Process exit code of a failure: 1 user, as in Python; the others from sysexits.h: 64 usage, 65 model, non-finite or
+/// checkpoint, 69 launch, 70 internal, 71 memory or resource, 74 I/O, 76 peer lost, mismatch, timeout or aborted, 77
+/// environment, 78 configuration.
 [[nodiscard]] int exit_code(ErrorCode code) noexcept;
 
 /// The context of an error. Empty fields are left out of the text.

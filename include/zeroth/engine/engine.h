@@ -17,6 +17,7 @@
 #include <zeroth/comm/rank_activity.h>
 #include <zeroth/compute/kernels.h>
 #include <zeroth/device/device.h>
+#include <zeroth/engine/checkpoint.h>
 #include <zeroth/engine/operation.h>
 #include <zeroth/engine/step_result.h>
 #include <zeroth/engine/uneven.h>
@@ -27,6 +28,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -40,6 +42,7 @@ class PhaseClock;
 class ShardGroup;
 class StepWarnings;
 struct CommitVote;
+struct StatePiece;
 class OperationTable;
 class UnevenJoin;
 
@@ -215,6 +218,16 @@ class Engine {
   /// Copies the whole current flat to `out` (flat.bytes()), between steps. Collective, blocks; `out` is null on ranks
   /// that do not need the values. On a one-sided transport a rank may call it alone.
   void read_flat(int flat, std::byte* out);
+  /// Collective, blocks: writes all states of all ranks as the checkpoint of this step into `folder`, between steps.
+  /// Returns its path when it is on the disk under its final name. Throws on every rank alike: kIo, which leaves the
+  /// checkpoints that are there; kUsage in the middle of a step, or if the step was saved there before. Format and
+  /// guarantees: zeroth/checkpoint/manifest.h, zeroth/checkpoint/folder.h.
+  std::string save(const std::string& folder, const SaveOptions& options = {});
+  /// Collective, blocks: brings all states of a checkpoint, of any number of ranks, any plan and any transport. `path`:
+  /// a checkpoint, or a folder, of which the newest whole one is taken. Throws on every rank alike, with nothing
+  /// changed: kCheckpoint for one that is torn, corrupt or of another model; kIo; kUsage in the middle of a step. Needs
+  /// memory for this rank's states once more while it runs.
+  LoadReport load(const std::string& path, const LoadOptions& options = {});
   /// Blocks until all ranks are in this barrier. `name` appears in errors and in the flight recorder. Ranks in barriers
   /// of different names get kMismatch with both names.
   void barrier(std::string_view name = {});
@@ -290,6 +303,19 @@ class Engine {
   StepResult finish_step(bool idle);
   /// Completes all sums of the step, then runs the vote of all ranks.
   CommitVote cast_vote(bool idle, bool discards);
+  struct StatesRead;
+  void require_between_steps(const char* where) const;
+  [[nodiscard]] std::vector<StatePiece> pieces_of(const ShardGroup& group) const;
+  [[nodiscard]] Manifest describe_states() const;
+  [[nodiscard]] std::string describe_all_params();
+  static void add_params_of_others(Manifest& manifest, const std::string& all);
+  CheckpointFile write_states(const std::string& path, const SaveOptions& options);
+  [[nodiscard]] static LoadReport choose_checkpoint(const std::string& path, const LoadOptions& options);
+  [[nodiscard]] StatesRead read_states(LoadReport& report, const LoadOptions& options);
+  [[nodiscard]] std::vector<GroupHyper> hypers_of(const Manifest& manifest,
+                                                  const std::map<std::string, const CheckpointParam*>& params,
+                                                  const std::string& path, const LoadOptions& options) const;
+  void take_states(const StatesRead& read, const Manifest& manifest);
   /// Of the commit vote's first offender; "" without one. Blocks.
   [[nodiscard]] std::string name_of_offender(const CommitVote& vote) const;
   void forget_gradients();

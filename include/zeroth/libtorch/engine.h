@@ -137,6 +137,12 @@ class EngineBase {
   /// synced and renamed. So `path` is either the old file or the whole new one. Tied weights are written once; their
   /// other names are in the metadata. Throws kIo on every rank.
   void export_safetensors(const std::string& path);
+  /// Collective, blocks. Writes all states, and rank 0's persistent buffers, as a checkpoint into `folder`; returns its
+  /// path. See zeroth::Engine::save(). `options.extras` may name further tensors of rank 0.
+  std::string save(const std::string& folder, SaveOptions options = {});
+  /// Collective, blocks. Brings the states and buffers of a checkpoint; see zeroth::Engine::load(). A buffer that is
+  /// not there keeps its values and is in `missing`.
+  LoadReport load(const std::string& path, const LoadOptions& options = {});
 
   /// Gives every parameter ordinary memory with the current values. Collective, blocks; the last call on the engine,
   /// between steps. Needs memory for the whole model on every rank.

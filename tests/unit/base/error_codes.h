@@ -14,7 +14,7 @@ struct CodeFacts {
   int exit_code;
 };
 
-inline constexpr std::array<CodeFacts, 15> kCodes{{
+inline constexpr std::array<CodeFacts, 16> kCodes{{
     {ErrorCode::kUsage, "USAGE", 64},
     {ErrorCode::kConfig, "CONFIG", 78},
     {ErrorCode::kModel, "MODEL", 65},
@@ -23,6 +23,7 @@ inline constexpr std::array<CodeFacts, 15> kCodes{{
     {ErrorCode::kTimeout, "TIMEOUT", 76},
     {ErrorCode::kNonFinite, "NONFINITE", 65},
     {ErrorCode::kOutOfMemory, "OUT_OF_MEMORY", 71},
+    {ErrorCode::kCheckpoint, "CHECKPOINT", 65},
     {ErrorCode::kResource, "RESOURCE", 71},
     {ErrorCode::kIo, "IO", 74},
     {ErrorCode::kLaunch, "LAUNCH", 69},

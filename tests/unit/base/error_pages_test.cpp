@@ -79,6 +79,7 @@ constexpr Provoking kProvoking[] = {
     {"TIMEOUT", "process/fault_cases.cpp", R"(cases.add("SpinsInForward")"},
     {"NONFINITE", "process/fault_cases.cpp", R"(poisoned("NanAlways")"},
     {"OUT_OF_MEMORY", "process/fault_cases.cpp", R"(tampered("NoRoom")"},
+    {"CHECKPOINT", "parity/toy_checkpoint_test.cpp", "ErrorCode::kCheckpoint"},
     {"RESOURCE", "process/fault_cases.cpp", R"(cases.add("NoMemfd")"},
     {"IO", "process/launcher/restart_test.cpp", "[IO] cannot write the status file: "},
     {"LAUNCH", "process/launcher/nodes_test.py", "[LAUNCH] nodes 1, 3 did not come within 6 s"},

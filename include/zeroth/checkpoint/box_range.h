@@ -1,0 +1,40 @@
+// BoxRange: which elements of a logical tensor a rank has. A value; nothing in it depends on flats, shards or padding.
+//
+// A parameter on a rank is a box of a logical tensor (ParamSpec::logical_shape), row major. A rank's part of a state is
+// a range of the box's elements: a shard boundary may lie anywhere in a row.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace zeroth {
+
+struct BoxRange {
+  std::vector<std::int64_t> logical{};  ///< shape of the tensor; empty: a scalar
+  std::vector<std::int64_t> offset{};   ///< of the box's first element, one entry a dimension
+  std::vector<std::int64_t> shape{};    ///< of the box
+  std::int64_t begin = 0;               ///< elements of the box, row major
+  std::int64_t end = 0;
+
+  /// A range of a whole tensor.
+  [[nodiscard]] static BoxRange of_whole(std::vector<std::int64_t> shape, std::int64_t begin, std::int64_t end);
+  [[nodiscard]] std::int64_t size() const { return end - begin; }
+  [[nodiscard]] std::int64_t logical_elements() const;
+  /// The box lies in the tensor, the range in the box, and no product overflows.
+  [[nodiscard]] bool is_valid() const;
+  bool operator==(const BoxRange&) const = default;
+};
+
+/// Elements that lie one after the other both in the tensor and in the range.
+struct Run {
+  std::int64_t logical = 0;  ///< first element, row major in the tensor
+  std::int64_t local = 0;    ///< the same element, counted from the begin of the range
+  std::int64_t count = 0;
+  bool operator==(const Run&) const = default;
+};
+
+/// The runs of a valid range, in order; as few as there can be, but for neighbours across rows.
+[[nodiscard]] std::vector<Run> runs_of(const BoxRange& range);
+
+}  // namespace zeroth

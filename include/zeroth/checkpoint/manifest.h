@@ -1,0 +1,76 @@
+// Manifest: what a checkpoint holds. A folder without a whole manifest is no checkpoint.
+//
+//   step-00000300/           the name is the commit: it is renamed to this when all files are on the disk
+//     rank-00000.safetensors tensors of one dimension: ranges of logical tensors ("blocks.0.weight/exp_avg"), with
+//     where
+//     ...                    they lie in __metadata__
+//     manifest.json          everything else, written last
+//
+// Nothing in it depends on stages, flats or the number of ranks: any world reads any checkpoint.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace zeroth {
+
+inline constexpr int kCheckpointFormat = 1;
+inline constexpr const char* kManifestFile = "manifest.json";
+
+/// A file, with the digest (XXH3, 64 bits) of every MiB.
+struct CheckpointFile {
+  std::string name{};
+  std::uint64_t bytes = 0;
+  std::vector<std::uint64_t> chunks{};
+  bool operator==(const CheckpointFile&) const = default;
+};
+
+/// A state of a parameter: "weight", "exp_avg".
+struct CheckpointState {
+  std::string name{};
+  std::string dtype{};                ///< of the format safetensors
+  std::vector<std::int64_t> shape{};  ///< of the logical tensor
+  bool operator==(const CheckpointState&) const = default;
+};
+
+struct CheckpointParam {
+  std::string name{};
+  std::vector<std::int64_t> shape{};  ///< of the logical tensor
+  std::string dtype{};                ///< as it computes
+  bool trainable = true;
+  int group = 0;
+  std::int64_t updates = 0;            ///< steps in which it was updated
+  std::vector<std::string> aliases{};  ///< other names of the same tensor
+  std::vector<CheckpointState> states{};
+  bool operator==(const CheckpointParam&) const = default;
+};
+
+struct Manifest {
+  int format = kCheckpointFormat;
+  std::string version{};  ///< of Zeroth
+  std::string run{};      ///< random, one a save
+  std::int64_t step = 0;
+  int world = 1;
+  std::string plan{};
+  std::string optimizer{};
+  std::string configuration{};        ///< JSON, or ""
+  std::vector<std::string> groups{};  ///< hyper-parameters, as JSON; doubles as hexadecimal text
+  std::vector<CheckpointParam> params{};
+  std::vector<CheckpointState> extras{};    ///< tensors of the caller, in the file of rank 0, whole
+  std::string user{};                       ///< JSON of the caller
+  std::vector<std::string> user_of_rank{};  ///< JSON, one a rank
+  std::vector<CheckpointFile> files{};      ///< one a rank
+  bool operator==(const Manifest&) const = default;
+};
+
+/// JSON, with the digest of everything before it as its last member.
+[[nodiscard]] std::string to_text(const Manifest& manifest);
+
+/// `where`: file, for errors. Throws kCheckpoint for a text that is torn, was changed, is of a newer format, or says
+/// what cannot be: sizes and names are checked before anything is made of them.
+[[nodiscard]] Manifest manifest_of(const std::string& text, const std::string& where);
+
+}  // namespace zeroth

@@ -1,0 +1,222 @@
+#include "checkpoint/files.h"
+
+#include <zeroth/base/error.h>
+#include <zeroth/base/failpoint.h>
+#include <zeroth/checkpoint/folder.h>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <filesystem>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+namespace zeroth {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPrefix = "step-";
+constexpr std::string_view kTemporary = ".tmp-";
+constexpr std::string_view kTrash = ".trash-";
+constexpr const char* kLockFile = "lock";
+constexpr const char* kLatest = "LATEST";
+constexpr std::size_t kStepDigits = 8;
+constexpr std::uint64_t kMostManifestBytes = std::uint64_t{1} << 31U;
+
+/// The step of a name that is a checkpoint's, -1 for any other.
+std::int64_t step_of(std::string_view name) {
+  if (!name.starts_with(kPrefix)) return -1;
+  name.remove_prefix(kPrefix.size());
+  std::int64_t step = -1;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), step);
+  const bool is_one =
+      name.size() >= kStepDigits && error == std::errc{} && end == name.data() + name.size() && step >= 0;
+  return is_one ? step : -1;
+}
+
+/// Names of one folder. Throws kIo; none where there is no such folder.
+std::vector<std::string> names_in(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  fs::directory_iterator at(folder, error);
+  if (error == std::errc::no_such_file_or_directory) return names;
+  for (; !error && at != fs::directory_iterator(); at.increment(error)) names.push_back(at->path().filename().string());
+  if (error) {
+    errno = error.value();
+    detail::fail_io("a folder of checkpoints cannot be read", folder);
+  }
+  return names;
+}
+
+bool is_own_file(std::string_view name) {
+  return name == kManifestFile || name == kLockFile || (name.starts_with("rank-") && name.ends_with(".safetensors"));
+}
+
+/// Removes a folder of ours, if it has nothing but files of ours.
+void remove_own(const std::string& folder) noexcept {
+  std::error_code error;
+  std::vector<fs::path> files;
+  for (fs::directory_iterator at(folder, error); !error && at != fs::directory_iterator(); at.increment(error)) {
+    if (!is_own_file(at->path().filename().string())) return;
+    files.push_back(at->path());
+  }
+  for (const fs::path& file : files) fs::remove(file, error);
+  fs::remove(folder, error);
+}
+
+/// Temporary folders whose save has ended: nobody holds the lock.
+void remove_leftovers(const std::string& folder) {
+  for (const std::string& name : names_in(folder)) {
+    const std::size_t mark = std::min(name.find(kTemporary), name.find(kTrash));
+    if (mark == std::string::npos || step_of(std::string_view(name).substr(0, mark)) < 0) continue;
+    const std::string path = (fs::path(folder) / name).string();
+    const int lock = ::open((fs::path(path) / kLockFile).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (lock >= 0 && ::flock(lock, LOCK_EX | LOCK_NB) != 0) {
+      ::close(lock);
+      continue;  // somebody saves there
+    }
+    // Without a lock file it is one that was just begun, or nearly removed: only an old one is a leftover.
+    struct stat about{};
+    const bool seen = ::stat(path.c_str(), &about) == 0;
+    constexpr time_t kYoung = 60;
+    const bool old =
+        lock >= 0 || (seen && ::time(nullptr) - about.st_mtime > kYoung) || name.find(kTrash) != std::string::npos;
+    if (old) remove_own(path);
+    if (lock >= 0) ::close(lock);
+  }
+}
+
+/// One that is not whole, which no save has left, makes room. A whole one stays: kUsage.
+void make_room(const std::string& checkpoint, const std::string& run) {
+  std::error_code error;
+  if (!fs::exists(fs::symlink_status(checkpoint, error))) return;
+  try {
+    (void)read_manifest(checkpoint);
+  } catch (const Error&) {
+    const std::string trash = checkpoint + std::string(kTrash) + run;
+    if (::rename(checkpoint.c_str(), trash.c_str()) != 0)
+      detail::fail_io("a folder that is no checkpoint has the name of one", checkpoint);
+    remove_own(trash);
+    return;
+  }
+  throw Error(
+      ErrorCode::kUsage, "this step has been saved there before",
+      {.where = "checkpoint", .which = checkpoint, .hint = "save into another folder, or remove that checkpoint"});
+}
+
+void write_small_file(const std::string& path, const std::string& text) {
+  detail::NewFile file(path, text.size());
+  file.write({reinterpret_cast<const std::byte*>(text.data()), text.size()});
+  (void)file.finish();
+}
+
+/// A hint for people and scripts; nothing depends on it.
+void write_latest(const std::string& folder, const std::string& name, const std::string& run) noexcept {
+  try {
+    const std::string path = (fs::path(folder) / kLatest).string();
+    const std::string temporary = path + std::string(kTemporary) + run;
+    write_small_file(temporary, name + "\n");
+    if (::rename(temporary.c_str(), path.c_str()) != 0) ::unlink(temporary.c_str());
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the checkpoint is there all the same
+  }
+}
+
+void remove_old(const std::string& folder, const Retention& retention, const std::string& run) {
+  if (retention.keep_last <= 0) return;
+  int kept = 0;
+  for (const CheckpointEntry& entry : list_checkpoints(folder)) {
+    if (kept < retention.keep_last) {
+      ++kept;
+      continue;
+    }
+    if (retention.keep_every > 0 && entry.step % retention.keep_every == 0) continue;
+    try {
+      (void)read_manifest(entry.path);
+    } catch (const Error&) {
+      continue;  // not ours, or one that somebody may want to look at
+    }
+    const std::string trash = entry.path + std::string(kTrash) + run;
+    if (::rename(entry.path.c_str(), trash.c_str()) == 0) remove_own(trash);
+  }
+}
+
+}  // namespace
+
+std::string checkpoint_name(std::int64_t step) {
+  const std::string number = std::to_string(step);
+  return std::string(kPrefix) + std::string(kStepDigits - std::min(kStepDigits, number.size()), '0') + number;
+}
+
+std::string rank_file_name(int rank) {
+  char text[40];
+  std::snprintf(text, sizeof text, "rank-%05d.safetensors", rank);
+  return text;
+}
+
+std::vector<CheckpointEntry> list_checkpoints(const std::string& folder) {
+  std::vector<CheckpointEntry> entries;
+  for (const std::string& name : names_in(folder)) {
+    if (const std::int64_t step = step_of(name); step >= 0)
+      entries.push_back({.step = step, .path = (fs::path(folder) / name).string()});
+  }
+  std::ranges::sort(entries, [](const auto& a, const auto& b) { return a.step > b.step; });
+  return entries;
+}
+
+Manifest read_manifest(const std::string& checkpoint) {
+  const std::string path = (fs::path(checkpoint) / kManifestFile).string();
+  return manifest_of(detail::read_small_file(path, kMostManifestBytes), path);
+}
+
+PendingCheckpoint::PendingCheckpoint(const std::string& folder, std::int64_t step, std::string run)
+    : folder_(folder),
+      temporary_((fs::path(folder) / (checkpoint_name(step) + std::string(kTemporary) + run)).string()),
+      final_((fs::path(folder) / checkpoint_name(step)).string()) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) {
+    errno = error.value();
+    detail::fail_io("the folder of checkpoints cannot be made", folder);
+  }
+  make_room(final_, run);
+  remove_leftovers(folder);
+  if (ZR_FAILPOINT_ERRNO("checkpoint.mkdir") || ::mkdir(temporary_.c_str(), 0755) != 0)
+    detail::fail_io("a folder for the checkpoint cannot be made", temporary_);
+  const std::string lock = (fs::path(temporary_) / kLockFile).string();
+  lock_ = ::open(lock.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  if (lock_ < 0 || ::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
+    const int saved = errno;
+    if (lock_ >= 0) ::close(std::exchange(lock_, -1));
+    remove_own(temporary_);
+    errno = saved;
+    detail::fail_io("the folder of the checkpoint cannot be locked", lock);
+  }
+}
+
+PendingCheckpoint::~PendingCheckpoint() {
+  if (!committed_) remove_own(temporary_);
+  if (lock_ >= 0) ::close(lock_);
+}
+
+void PendingCheckpoint::commit(const std::string& manifest, const Retention& retention) {
+  write_small_file((fs::path(temporary_) / kManifestFile).string(), manifest);
+  ::unlink((fs::path(temporary_) / kLockFile).c_str());
+  detail::sync_folder(temporary_);
+  if (ZR_FAILPOINT_ERRNO("checkpoint.rename") ||
+      ::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, final_.c_str(), RENAME_NOREPLACE) != 0)
+    detail::fail_io("the checkpoint cannot be given its name", final_);
+  committed_ = true;
+  detail::sync_folder(folder_);
+  write_latest(folder_, fs::path(final_).filename().string(), temporary_.substr(temporary_.rfind('-') + 1));
+  remove_old(folder_, retention, temporary_.substr(temporary_.rfind('-') + 1));
+}
+
+}  // namespace zeroth

@@ -1,0 +1,79 @@
+#include "engine/state_pieces.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+namespace zeroth {
+namespace {
+
+/// The logical tensor of a state, and the box of it that the parameter has.
+BoxRange box_of(const ParamSpec& spec, StateShape shape) {
+  const std::vector<std::int64_t>& logical = spec.logical_shape.empty() ? spec.shape : spec.logical_shape;
+  if (shape == StateShape::kElement || shape == StateShape::kRank) {
+    BoxRange box{.logical = logical, .offset = spec.box_offset, .shape = spec.shape};
+    if (spec.logical_shape.empty()) box.offset.assign(spec.shape.size(), 0);
+    return box;
+  }
+  if (shape == StateShape::kTensor || logical.size() < 2) return BoxRange::of_whole({1}, 0, 0);
+  return {.logical = {logical[0]},
+          .offset = {spec.logical_shape.empty() ? 0 : spec.box_offset[0]},
+          .shape = {spec.shape[0]}};
+}
+
+/// Entries whose first element is in `range`, where each has `length` elements and the first begins at `offset`.
+Range entries_that_begin_in(const Range& range, std::int64_t offset, std::int64_t numel, std::int64_t length) {
+  const auto first_from = [&](std::int64_t element) {
+    const std::int64_t from = std::clamp<std::int64_t>(element - offset, 0, numel);
+    return (from + length - 1) / length;
+  };
+  return {first_from(range.begin), std::max(first_from(range.begin), first_from(range.end))};
+}
+
+}  // namespace
+
+std::vector<StatePiece> state_pieces(const ModelLayout& model, const ModelMemory& memory, bool is_first, int job_rank) {
+  std::map<int, const ModelMemory::Placed*> masters;  // by flat
+  for (const ModelMemory::Placed& placed : memory.states()) {
+    if (placed.row.kind == StateKind::kMaster) masters[placed.row.flat] = &placed;
+  }
+  std::vector<StatePiece> pieces;
+  for (const auto& [row, data] : memory.states()) {
+    if (row.kind != StateKind::kParameter && row.kind != StateKind::kOptimizer) continue;
+    const FlatLayout& flat = model.flat(row.flat);
+    for (const Segment& segment : flat.segments) {
+      const Range part = intersect(segment.range(), row.range);
+      if (segment.numel == 0 || part.size() == 0) continue;
+      const ParamSpec& spec = model.params[static_cast<std::size_t>(segment.param)];
+      StatePiece piece{.param = segment.param,
+                       .state = row.kind == StateKind::kParameter ? "weight" : row.name,
+                       .dtype = row.dtype,
+                       .has = box_of(spec, row.shape)};
+      const bool by_elements = row.shape == StateShape::kElement || row.shape == StateShape::kRank;
+      const std::int64_t length = by_elements ? 1 : row.shape == StateShape::kTensor ? segment.numel : row_length(spec);
+      piece.has.begin = (part.begin - segment.offset) / length;
+      piece.has.end = (part.end - 1 - segment.offset) / length + 1;
+      piece.writes = entries_that_begin_in(flat.shard(memory.rank()), segment.offset, segment.numel, length);
+      if (row.shape == StateShape::kRank) {
+        piece.state += "@" + std::to_string(job_rank);
+        piece.writes = {piece.has.begin, piece.has.end};
+      } else if (!is_first) {
+        piece.writes = {};
+      }
+      piece.data = data + array_bytes(entry_of(model, row, part.begin), row.dtype);
+      const auto master = masters.find(row.flat);
+      if (row.kind == StateKind::kParameter && master != masters.end()) {
+        const StateRow& low = master->second->row;
+        const Range low_part = intersect(segment.range(), low.range);
+        piece.dtype = flat.accumulation();
+        piece.halved = true;
+        piece.low_range = {low_part.begin - segment.offset, low_part.end - segment.offset};
+        piece.low = reinterpret_cast<std::int16_t*>(master->second->data) + (low_part.begin - low.range.begin);
+      }
+      pieces.push_back(std::move(piece));
+    }
+  }
+  return pieces;
+}
+
+}  // namespace zeroth

@@ -1,0 +1,36 @@
+// StatePiece: a rank's part of one state of one parameter, by the names and elements of the logical tensor.
+#pragma once
+
+#include "zero/model_memory.h"
+
+#include <zeroth/checkpoint/box_range.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace zeroth {
+
+struct StatePiece {
+  int param = 0;        ///< of the layout that it was made for
+  std::string state{};  ///< "weight", or as the optimizer declares it; "<state>@<rank>" if every rank has its own
+  DType dtype = DType::kFloat32;  ///< of the values: a float32 master, where there is one
+  BoxRange has{};                 ///< what this rank keeps
+  /// Elements [begin, end) of the box that this rank writes. Each element of a tensor is written by one rank; ranks
+  /// write the same number of them, to one block.
+  Range writes{};
+  std::byte* data = nullptr;  ///< of has.begin: values, or, if they are halved, the upper halves of float32 masters
+  bool halved = false;
+  std::int16_t* low = nullptr;  ///< lower halves of the elements `low_range`
+  Range low_range{};            ///< elements of the box; contains `writes`
+  /// The label of its range in a file: "blocks.0.weight/exp_avg".
+  [[nodiscard]] std::string key(const ParamSpec& spec) const { return spec.name + "/" + state; }
+};
+
+/// The pieces of a shard group on one rank, in the order of its flats. `is_first`: no other group with the same
+/// elements writes them. `job_rank`: for states of every rank's own.
+[[nodiscard]] std::vector<StatePiece> state_pieces(const ModelLayout& model, const ModelMemory& memory, bool is_first,
+                                                   int job_rank);
+
+}  // namespace zeroth

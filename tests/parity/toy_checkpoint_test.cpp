@@ -1,0 +1,376 @@
+// Checkpoints of the toy engine: what is resumed is what was saved, on any number of ranks and at any stage; what is
+// not whole is never loaded.
+#include "support/error_of.h"
+#include "support/thread_ranks.h"
+#include "toy_engine.h"
+
+#include <zeroth/checkpoint/folder.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace zeroth::test {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+/// A folder of its own, gone with the test.
+class Folder {
+ public:
+  Folder() {
+    std::random_device random;
+    path_ = fs::temp_directory_path() / ("zeroth-checkpoint-" + std::to_string(random()));
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  ~Folder() { fs::remove_all(path_); }
+  [[nodiscard]] std::string text() const { return path_.string(); }
+  [[nodiscard]] std::string step(std::int64_t number) const { return (path_ / checkpoint_name(number)).string(); }
+  [[nodiscard]] std::vector<std::string> names() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(path_)) names.push_back(entry.path().filename().string());
+    std::ranges::sort(names);
+    return names;
+  }
+
+ private:
+  fs::path path_;
+};
+
+ToyTraining training_of(int zero_stage, int world, DType dtype = DType::kFloat32) {
+  ToyTraining training = small(zero_stage, world);
+  training.model.dtype = dtype;
+  training.model.frozen_blocks = {1};
+  training.model.tie_first_two = true;
+  training.model.round_gradients = dtype == DType::kBFloat16;
+  training.reports_memory = false;
+  return training;
+}
+
+/// Six steps, and a save after the third.
+ToyOutcome save_after_three(ToyTraining training, const std::string& folder, SaveOptions options = {}) {
+  training.after_step = [folder, options](Engine& engine, ToyModel&, const StepResult& result) {
+    if (result.step == 3) (void)engine.save(folder, options);
+  };
+  return train_toy(training);
+}
+
+/// The last three steps of it, from the checkpoint.
+ToyOutcome resume_from(ToyTraining training, const std::string& path) {
+  training.first_step = 3;
+  training.model_seed = 99;  // other values, which must all be replaced
+  training.at_start = [path](Engine& engine, ToyModel&) {
+    const LoadReport report = engine.load(path);
+    require(report.manifest.step == 3 && engine.committed_steps() == 3, "the step that was loaded");
+  };
+  return train_toy(training);
+}
+
+std::string difference_of_ends(const ToyOutcome& whole, const ToyOutcome& resumed) {
+  ToyOutcome end = whole;
+  end.losses.erase(end.losses.begin(), end.losses.begin() + 3);
+  end.norms.erase(end.norms.begin(), end.norms.begin() + 3);
+  return difference(end, resumed);
+}
+
+class CheckpointResume : public ::testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(DTypes, CheckpointResume,
+                         ::testing::Values(DType::kFloat32, DType::kBFloat16, DType::kFloat64),
+                         [](const auto& test) { return std::string(name_of(test.param)); });
+
+TEST_P(CheckpointResume, HasTheBitsOfTheRunThatWentOnAtEveryStage) {
+  for (const int world : {1, 3}) {
+    for (const int stage : {0, 1, 2, 3}) {
+      const Folder folder;
+      const ToyTraining training = training_of(stage, world, GetParam());
+      const ToyOutcome whole = save_after_three(training, folder.text());
+      for (const int other : {0, 3}) {
+        ToyTraining resumed = training;
+        resumed.plan = zero_plan(other, {"dp"});
+        EXPECT_EQ(difference_of_ends(whole, resume_from(resumed, folder.text())), "")
+            << world << " ranks, stage " << stage << " -> " << other;
+      }
+    }
+  }
+}
+
+/// Values of all parameters when a checkpoint has been loaded.
+std::vector<std::vector<double>> values_after_load(ToyTraining training, const std::string& path) {
+  training.first_step = training.steps = 3;
+  training.model_seed = 99;
+  training.at_start = [path](Engine& engine, ToyModel&) { (void)engine.load(path); };
+  return train_toy(training).values;
+}
+
+TEST_P(CheckpointResume, AnyWorldReadsAnyCheckpoint) {
+  for (const int from : {1, 2, 4}) {
+    const Folder folder;
+    ToyTraining training = training_of(from % 4, from, GetParam());
+    training.steps = 3;
+    training.optimizer = from == 2 ? "SGD" : "AdamW";
+    const ToyOutcome saved = save_after_three(training, folder.text());
+    for (const int to : {1, 2, 3, 4}) {
+      ToyTraining other = training;
+      other.world = to;
+      other.plan = zero_plan((from + to) % 4, {"dp"});
+      EXPECT_EQ(values_after_load(other, folder.text()), saved.values) << from << " -> " << to;
+      // And what it saves itself is the same again.
+      const Folder again;
+      other.first_step = 3;
+      other.model_seed = 99;
+      other.at_start = [&](Engine& engine, ToyModel&) {
+        (void)engine.load(folder.text());
+        (void)engine.save(again.text());
+      };
+      (void)train_toy(other);
+      EXPECT_EQ(values_after_load(training, again.text()), saved.values) << from << " -> " << to << " and back";
+    }
+  }
+}
+
+TEST(Checkpoint, HyperParametersAndCountsComeBack) {
+  const Folder folder;
+  ToyTraining training = training_of(2, 2);
+  training.after_step = [&](Engine& engine, ToyModel&, const StepResult& result) {
+    if (result.step != 3) return;
+    GroupHyper hyper = engine.settings().groups[0];
+    hyper.lr = 0.1 / 3;
+    engine.set_group(0, hyper);
+    (void)engine.save(folder.text());
+  };
+  const ToyOutcome whole = train_toy(training);
+  EXPECT_EQ(difference_of_ends(whole, resume_from(training_of(3, 2), folder.text())), "");
+}
+
+TEST(Checkpoint, WhatTheCallerGivesComesBack) {
+  const Folder folder;
+  const std::vector<float> buffer{1, 2, 3, 4, 5, 6};
+  ToyTraining training = training_of(1, 2);
+  training.after_step = [&](Engine& engine, ToyModel&, const StepResult& result) {
+    if (result.step != 3) return;
+    (void)engine.save(folder.text(), {.user = "{\"epoch\": 7}",
+                                      .user_of_rank = std::to_string(engine.rank()),
+                                      .extras = {{.about = {.name = "running_mean", .dtype = "F32", .shape = {2, 3}},
+                                                  .data = std::as_bytes(std::span(buffer))}}});
+  };
+  (void)train_toy(training);
+  for (const int world : {2, 3}) {
+    ToyTraining other = training_of(0, world);
+    other.first_step = 3;
+    other.at_start = [&](Engine& engine, ToyModel&) {
+      const LoadReport report = engine.load(folder.text());
+      require(report.user == "{\"epoch\": 7}", "the caller's JSON");
+      require(report.user_of_rank == (world == 2 ? std::to_string(engine.rank()) : ""), "the rank's JSON");
+      require(report.extras.size() == 1 && report.extras[0].about.name == "running_mean", "the tensor's name");
+      require(std::ranges::equal(report.extras[0].data, std::as_bytes(std::span(buffer))), "the tensor");
+    };
+    (void)train_toy(other);
+  }
+}
+
+TEST(Checkpoint, FilesAreAsLargeAsTheStatesAndBalancedToABlock) {
+  const Folder folder;
+  ToyTraining training = training_of(0, 4);  // every rank has everything, and writes its part
+  (void)save_after_three(training, folder.text());
+  const Manifest manifest = read_manifest(folder.step(3));
+  std::uint64_t states = 0;
+  for (const CheckpointParam& param : manifest.params) {
+    for (const CheckpointState& state : param.states) {
+      std::uint64_t elements = 1;
+      for (const std::int64_t extent : state.shape) elements *= static_cast<std::uint64_t>(extent);
+      states += elements * (state.dtype == "F32" ? 4 : 0);
+    }
+  }
+  std::uint64_t files = 0;
+  std::uint64_t most = 0;
+  for (const CheckpointFile& file : manifest.files) {
+    files += file.bytes;
+    most = std::max(most, file.bytes);
+  }
+  const std::uint64_t headers = manifest.files.size() * 16'384;
+  EXPECT_GE(files, states);
+  EXPECT_LE(files, states + headers);
+  // Blocks of 1,024 elements, in each of some ten flats, with three states each.
+  EXPECT_LE(most, states / 4 + 16'384 + 10 * 3 * 4'096);
+}
+
+// --- what is not whole
+// ------------------------------------------------------------------------------------------------
+
+std::string load_error(const ToyTraining& like, const std::string& path) {
+  ToyTraining training = like;
+  training.first_step = 3;
+  training.at_start = [path](Engine& engine, ToyModel& model) {
+    std::vector<std::vector<double>> before;
+    for (int param = 0; param < static_cast<int>(model.structure().params.size()); ++param)
+      before.push_back(model.value(param));
+    try {
+      (void)engine.load(path);
+    } catch (const Error& error) {
+      for (int param = 0; param < static_cast<int>(model.structure().params.size()); ++param)
+        require(before[static_cast<std::size_t>(param)] == model.value(param), "a failed load has changed a value");
+      require(error.code() == ErrorCode::kCheckpoint || error.code() == ErrorCode::kIo, error.what());
+      throw;
+    }
+  };
+  return message_of(training);
+}
+
+TEST(Checkpoint, EveryByteOfEveryFileCounts) {
+  const Folder folder;
+  ToyTraining training = training_of(3, 2);
+  training.model.blocks = 2;
+  training.model.width = 12;
+  training.model.frozen_blocks.clear();
+  training.model.tie_first_two = false;
+  (void)save_after_three(training, folder.text());
+  std::mt19937 random(3);
+  for (const char* const name : {"rank-00000.safetensors", "rank-00001.safetensors", "manifest.json"}) {
+    const std::string file = folder.step(3) + "/" + name;
+    const auto size = fs::file_size(file);
+    for (int trial = 0; trial < 12; ++trial) {
+      const auto at = static_cast<std::streamoff>(random() % size);
+      std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+      stream.seekg(at);
+      const int old = stream.get();
+      const char flipped = static_cast<char>(old ^ (1 << (random() % 8)));
+      stream.seekp(at);
+      stream.put(flipped);
+      stream.flush();
+      const std::string text = load_error(training, folder.step(3));
+      EXPECT_THAT(text, HasSubstr("[CHECKPOINT]")) << name << " byte " << at;
+      EXPECT_THAT(text, HasSubstr(name)) << name << " byte " << at;
+      stream.seekp(at);
+      stream.put(static_cast<char>(old));
+    }
+  }
+  EXPECT_EQ(values_after_load(training, folder.step(3)).size(), 7U);  // whole again
+}
+
+TEST(Checkpoint, TornOnesAreSkippedWithTheReasonAndTheNewestWholeOneIsLoaded) {
+  const Folder folder;
+  ToyTraining training = training_of(1, 2);
+  training.after_step = [&](Engine& engine, ToyModel&, const StepResult&) { (void)engine.save(folder.text()); };
+  (void)train_toy(training);
+  fs::resize_file(folder.step(6) + "/manifest.json", 100);
+  fs::remove(folder.step(5) + "/manifest.json");
+  ToyTraining other = training_of(2, 1);
+  other.first_step = 4;
+  other.at_start = [&](Engine& engine, ToyModel&) {
+    const LoadReport report = engine.load(folder.text());
+    require(report.manifest.step == 4, "the newest whole one");
+    require(report.skipped.size() == 2, "two are skipped");
+    require(report.skipped[0].find("a manifest is torn") != std::string::npos, report.skipped[0]);
+  };
+  (void)train_toy(other);
+  // One whose files are torn is found when it is read: named, not loaded.
+  fs::resize_file(folder.step(4) + "/rank-00001.safetensors", 1000);
+  EXPECT_THAT(load_error(training_of(2, 2), folder.text()),
+              AllOf(HasSubstr("a file of the checkpoint is torn"), HasSubstr("rank-00001.safetensors")));
+}
+
+TEST(Checkpoint, AnotherModelIsRefusedWithNames) {
+  const Folder folder;
+  (void)save_after_three(training_of(2, 2), folder.text());
+  ToyTraining wider = training_of(2, 2);
+  wider.model.width = 41;
+  EXPECT_THAT(
+      load_error(wider, folder.text()),
+      AllOf(HasSubstr("other shapes or dtypes"), HasSubstr("in.weight/weight: F32 [40, 5] there, F32 [41, 5] here")));
+  ToyTraining deeper = training_of(2, 2);
+  deeper.model.blocks = 6;
+  EXPECT_THAT(load_error(deeper, folder.text()),
+              AllOf(HasSubstr("of another model or optimizer"),
+                    HasSubstr("missing blocks.5.weight/weight, blocks.5.bias/weight")));
+  ToyTraining shorter = training_of(2, 2);
+  shorter.model.blocks = 4;
+  EXPECT_THAT(load_error(shorter, folder.text()), HasSubstr("beyond the model blocks.4.weight"));
+  ToyTraining sgd = training_of(2, 2);
+  sgd.optimizer = "SGD";
+  EXPECT_THAT(load_error(sgd, folder.text()), HasSubstr("/momentum_buffer"));
+  // What is missing keeps its values, if that is asked for.
+  deeper.first_step = 3;
+  deeper.at_start = [&](Engine& engine, ToyModel&) {
+    const LoadReport report = engine.load(folder.text(), {.strict = false});
+    require(!report.missing.empty() && report.unexpected.empty(), "what was missing");
+  };
+  (void)train_toy(deeper);
+}
+
+TEST(Checkpoint, InTheMiddleOfAStepIsRefused) {
+  const Folder folder;
+  ToyTraining training = training_of(1, 2);
+  training.micro_steps = 2;
+  training.steps = 1;
+  training.at_start = [&](Engine& engine, ToyModel& model) {
+    (void)model.forward_backward(0, 0);
+    const std::string text = error_of(ErrorCode::kUsage, [&] { (void)engine.save(folder.text()); });
+    require(text.find("in the middle of a step") != std::string::npos, text);
+    engine.discard_gradients();
+  };
+  (void)train_toy(training);
+}
+
+TEST(Checkpoint, AStepIsSavedOnceAndRetentionKeepsTheNewest) {
+  const Folder folder;
+  ToyTraining training = training_of(3, 2);
+  training.after_step = [&](Engine& engine, ToyModel&, const StepResult&) {
+    (void)engine.save(folder.text(), {.retention = {.keep_last = 2, .keep_every = 3}});
+    const std::string text = error_of(ErrorCode::kUsage, [&] { (void)engine.save(folder.text()); });
+    require(text.find("has been saved there before") != std::string::npos, text);
+  };
+  (void)train_toy(training);
+  EXPECT_THAT(folder.names(), ElementsAre("LATEST", "step-00000003", "step-00000005", "step-00000006"));
+}
+
+TEST(Checkpoint, NothingElseInTheFolderIsTouched) {
+  const Folder folder;
+  fs::create_directories(folder.text() + "/step-00000001.tmp-old");
+  fs::create_directories(folder.text() + "/step-00000002.tmp-foreign");
+  fs::create_directories(folder.text() + "/step-7");
+  const auto touch = [&](const std::string& name) { std::ofstream(folder.text() + "/" + name) << "x"; };
+  touch("step-00000001.tmp-old/lock");
+  touch("step-00000001.tmp-old/rank-00000.safetensors");
+  touch("step-00000002.tmp-foreign/lock");
+  touch("step-00000002.tmp-foreign/notes.txt");  // not ours
+  touch("notes.txt");
+  (void)save_after_three(training_of(1, 2), folder.text(), {.retention = {.keep_last = 1}});
+  EXPECT_THAT(folder.names(),
+              ElementsAre("LATEST", "notes.txt", "step-00000002.tmp-foreign", "step-00000003", "step-7"));
+}
+
+TEST(Checkpoint, AFailureOfOneRankIsThatOfAllAndLeavesNothing) {
+  const Folder folder;
+  ToyTraining training = training_of(2, 3);
+  training.after_step = [&](Engine& engine, ToyModel&, const StepResult& result) {
+    if (result.step == 1) (void)engine.save(folder.text());
+    if (result.step != 2) return;
+    // Rank 1 finds its file's name taken.
+    const std::string text = error_of(ErrorCode::kIo, [&] {
+      SaveOptions options;
+      std::vector<std::byte> wrong(3);
+      (void)engine.save("/proc/no/such/folder", options);
+    });
+    require(text.find("a checkpoint could not be begun") != std::string::npos, text);
+    require(text.find("/proc/no/such/folder") != std::string::npos, text);
+  };
+  (void)train_toy(training);
+  EXPECT_THAT(folder.names(), ElementsAre("LATEST", "step-00000001"));
+}
+
+}  // namespace
+}  // namespace zeroth::test
