@@ -386,6 +386,8 @@ class Engine:
         `keep_last`: removes all but so many of the newest checkpoints of the folder, 0 none; `keep_every`: but not
         those of steps that are multiples of it. Raises Error on all ranks: IO; USAGE in the middle of a step, for a
         step that was saved there before, or for a `client_state` that JSON cannot hold."""
+        if self._optimizer is not None:
+            self._optimizer.push()
         user = _state.to_json(
             {
                 "client": client_state,

@@ -1,0 +1,172 @@
+"""One rank that saves and goes on; see checkpoint_test.py.
+
+checkpoint_rank.py WHAT FOLDER STAGE
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import random
+import sys
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+import zeroth
+
+
+class Net(nn.Module):
+    """With everything that a step may depend on: a tied weight, a frozen one, running statistics, dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(23, 12)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(12, 12), nn.BatchNorm1d(12), nn.GELU(), nn.Dropout(0.2)) for _ in range(3)
+        )
+        self.head = nn.Linear(12, 23, bias=False)
+        self.head.weight = self.embed.weight
+        self.scale = nn.Parameter(torch.ones(12), requires_grad=False)
+        self.register_buffer("table", torch.arange(12, dtype=torch.int64), persistent=False)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(x) * self.scale
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        return nn.functional.cross_entropy(self.head(hidden), y)
+
+
+def make_engine(stage: int, dtype: torch.dtype, seed: int) -> zeroth.Engine:
+    torch.manual_seed(seed)
+    model = Net().to(dtype)
+    return zeroth.Engine(
+        model,
+        {
+            "zero_optimization": {"stage": stage},
+            "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+            "gradient_clipping": 1.0,
+            "gradient_accumulation_steps": 2,
+            "train_micro_batch_size_per_gpu": 8,
+        },
+        params=[
+            {"params": [p for p in model.parameters() if p.dim() >= 2]},
+            {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+        ],
+        units=model.blocks,
+        log_level="warning",
+    )
+
+
+class Run:
+    def __init__(self, stage: int, dtype: torch.dtype, seed: int) -> None:
+        self.engine = make_engine(stage, dtype, seed)
+        self.scheduler = CosineAnnealingLR(self.engine.optimizer, T_max=20)
+        rank = self.engine.rank
+        torch.manual_seed(100 + rank)  # dropout and data differ on every rank
+        random.seed(200 + rank)
+        np.random.seed(300 + rank)
+
+    def step(self) -> str:
+        losses = []
+        for _ in range(2):
+            shift = random.randrange(23) + int(np.random.randint(23))
+            x = (torch.randint(23, (8,)) + shift) % 23
+            loss = self.engine(x, (x * 3 + 1) % 23)
+            self.engine.backward(loss)
+            result = self.engine.step()
+            losses.append(loss.item())
+        self.scheduler.step()
+        return f"{sum(losses).hex()} {result.grad_norm.hex()} {result.lr.hex()}"
+
+    def save(self, folder: str) -> str:
+        return self.engine.save(folder, client_state={"scheduler": self.scheduler.state_dict(), "epoch": 3})
+
+    def load(self, folder: str) -> zeroth.Loaded:
+        loaded = self.engine.load(folder)
+        self.scheduler.load_state_dict(loaded.client_state["scheduler"])
+        return loaded
+
+
+def tell(run: Run, what: str) -> None:
+    print(f"{run.engine.rank} {what}", flush=True)
+
+
+def whole(folder: str, stage: int, dtype: torch.dtype) -> None:
+    run = Run(stage, dtype, seed=1)
+    for step in range(1, 7):
+        line = run.step()
+        if step > 3:
+            tell(run, f"step {step} {line}")
+        if step == 3:
+            path = run.save(folder)
+            assert path == str(pathlib.Path(folder) / "step-00000003"), path
+
+
+def resume(folder: str, stage: int, dtype: torch.dtype) -> None:
+    run = Run(stage, dtype, seed=9)
+    loaded = run.load(folder)
+    assert (loaded.step, loaded.client_state["epoch"], run.engine.steps) == (3, 3, 3), loaded
+    assert loaded.random_state == (loaded.world_size == run.engine.world_size), loaded
+    assert not (loaded.missing or loaded.unexpected or loaded.skipped), loaded
+    for step in range(4, 7):
+        tell(run, f"step {step} {run.step()}")
+
+
+def weights(folder: str, stage: int, dtype: torch.dtype) -> None:
+    """After a load, in whatever world."""
+    run = Run(stage, dtype, seed=5)
+    run.load(folder)
+    out = pathlib.Path(folder) / f"weights-{run.engine.world_size}-{stage}.safetensors"
+    run.engine.export_safetensors(str(out))
+
+
+def refusals(folder: str, stage: int, dtype: torch.dtype) -> None:
+    run = Run(stage, dtype, seed=1)
+    assert run.engine.load(folder, if_any=True) is None
+    for make, text in [
+        (lambda: run.engine.load(folder), "there is no checkpoint"),
+        (lambda: run.engine.save(folder, client_state={"tokenizer": object()}), "client_state['client']['tokenizer']"),
+        (lambda: run.engine.save(folder, client_state={1: 2}), "has the key 1, a int"),
+        (lambda: run.engine.save("/proc/none"), "/proc/none"),
+    ]:
+        try:
+            make()
+        except zeroth.Error as error:
+            assert text in str(error), error
+            tell(run, f"refused {error.code}")
+        else:
+            raise AssertionError(text)
+    run.step()
+    run.save(folder)
+    x = torch.arange(8)
+    run.engine.backward(run.engine(x, x))
+    try:
+        run.save(folder)
+    except zeroth.Error as error:
+        assert "in the middle of a step" in str(error), error
+        tell(run, f"refused {error.code}")
+    run.engine.zero_grad()
+    try:
+        run.save(folder)
+    except zeroth.Error as error:
+        assert "has been saved there before" in str(error), error
+        tell(run, f"refused {error.code}")
+    # Any reader of safetensors and of JSON can look into it.
+    manifest = json.loads((pathlib.Path(folder) / "step-00000001" / "manifest.json").read_text())
+    names = {param["name"] for param in manifest["params"]}
+    assert {"embed.weight", "scale", "blocks.0.0.weight"} <= names, names
+    assert [param["aliases"] for param in manifest["params"] if param["name"] == "embed.weight"] == [["head.weight"]]
+
+
+def main() -> None:
+    what, folder, stage, *rest = sys.argv[1:]
+    torch.set_num_threads(1)
+    dtype = torch.bfloat16 if rest else torch.float32
+    {"whole": whole, "resume": resume, "weights": weights, "refusals": refusals}[what](folder, int(stage), dtype)
+
+
+if __name__ == "__main__":
+    main()
