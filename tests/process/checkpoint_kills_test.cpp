@@ -225,5 +225,41 @@ TEST(CheckpointFailures, OfEverySystemCallAreNamedOnAllRanksAndLeaveWhatWasThere
   }
 }
 
+TEST(CheckpointFailures, OfALoadChangeNothingOnAnyRank) {
+  const Folder folder;
+  ToyTraining training = training_of(3, 2);
+  training.steps = 2;
+  training.after_step = [&](Engine& engine, ToyModel& model, const StepResult& result) {
+    if (result.step == 1) return (void)engine.save(folder.path());
+    for (const char* const site : {"checkpoint.reopen", "checkpoint.read"}) {
+      std::vector<std::vector<double>> before;
+      const auto values = [&] {
+        std::vector<std::vector<double>> all;
+        for (int param = 0; param < static_cast<int>(model.structure().params.size()); ++param)
+          all.push_back(model.value(param));
+        return all;
+      };
+      before = values();
+      if (engine.rank() == 1) arm_failpoints(parse_failpoints(std::string(site) + ":errno=EIO"), 1);
+      std::string text;
+      try {
+        (void)engine.load(folder.path());
+      } catch (const Error& caught) {
+        require(caught.code() == ErrorCode::kIo, caught.what());
+        text = caught.what();
+      }
+      disarm_failpoints();
+      require(text.find("nothing was changed") != std::string::npos, text);
+      require(text.find("rank 1 of 2") != std::string::npos, text);
+      require(before == values() && engine.committed_steps() == 2, "a load that failed has changed something");
+    }
+    (void)engine.load(folder.path());
+    require(engine.committed_steps() == 1, "and then it is loaded");
+  };
+  const std::string job = unique_job();
+  const ForkReport report = fork_ranks(2, [&](int rank) { train_as_rank(training, rank, job); });
+  EXPECT_TRUE(report.ok()) << report.text();
+}
+
 }  // namespace
 }  // namespace zeroth::test

@@ -260,7 +260,8 @@ class Failpoints : public ::testing::Test {
 /// launcher/nodes_test.py and doctor_test.py.
 bool is_elsewhere(std::string_view site) {
   return site.starts_with("mpi.") || site == "abort.mpi" || site.starts_with("nccl.") || site == "abort.nccl" ||
-         site.starts_with("c10d.") || site.starts_with("launcher.") || site.starts_with("doctor.");
+         site.starts_with("c10d.") || site.starts_with("launcher.") || site.starts_with("doctor.") ||
+         site.starts_with("checkpoint.");
 }
 
 TEST_F(Failpoints, ALifeWithoutAFaultIsWhole) {

@@ -1,6 +1,6 @@
 """One rank that saves and goes on; see checkpoint_test.py.
 
-checkpoint_rank.py WHAT FOLDER STAGE
+checkpoint_rank.py WHAT,FOLDER,STAGE,DTYPE...
 """
 
 from __future__ import annotations
@@ -162,10 +162,11 @@ def refusals(folder: str, stage: int, dtype: torch.dtype) -> None:
 
 
 def main() -> None:
-    what, folder, stage, *rest = sys.argv[1:]
     torch.set_num_threads(1)
-    dtype = torch.bfloat16 if rest else torch.float32
-    {"whole": whole, "resume": resume, "weights": weights, "refusals": refusals}[what](folder, int(stage), dtype)
+    calls = {"whole": whole, "resume": resume, "weights": weights, "refusals": refusals}
+    for call in sys.argv[1:]:
+        what, folder, stage, dtype = call.split(",")
+        calls[what](folder, int(stage), getattr(torch, dtype))
 
 
 if __name__ == "__main__":

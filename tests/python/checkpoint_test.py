@@ -18,35 +18,38 @@ class Checkpoints(job.RankTest):
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name, "runs")
+        self.folder = pathlib.Path(folder.name)
 
-    def lines(self, ranks: int, what: str, stage: int, *rest: str) -> list[str]:
-        out = self.run_well(ranks, "checkpoint_rank.py", what, str(self.folder), str(stage), *rest)
-        return sorted(line for line in out.splitlines() if " step " in line)
+    def run_calls(self, ranks: int, *calls: tuple[str, str, int, str]) -> list[str]:
+        """Each is what, a folder inside the test's, a stage and a dtype; all in one job."""
+        arguments = [f"{what},{self.folder / folder},{stage},{dtype}" for what, folder, stage, dtype in calls]
+        return self.run_well(ranks, "checkpoint_rank.py", *arguments).splitlines()
 
     def test_the_next_steps_are_those_of_the_run_that_went_on(self) -> None:
-        for save, load, rest in [(3, 1, ()), (0, 3, ()), (2, 3, ("bfloat16",))]:
-            with self.subTest(saved=save, loaded=load, dtype=rest):
-                self.folder = self.folder.with_name(f"runs-{save}-{load}")
-                whole = self.lines(2, "whole", save, *rest)
-                self.assertEqual(len(whole), 2 * STEPS)
-                self.assertEqual(self.lines(2, "resume", load, *rest), whole)
+        cases = [("a", 3, 1, "float32"), ("b", 0, 3, "float32"), ("c", 2, 3, "bfloat16")]
+        whole = self.run_calls(2, *[("whole", folder, stage, dtype) for folder, stage, _, dtype in cases])
+        resumed = self.run_calls(2, *[("resume", folder, stage, dtype) for folder, _, stage, dtype in cases])
+        of_rank = [[line for line in whole if f"{rank} step " in line] for rank in "01"]
+        self.assertEqual([len(lines) for lines in of_rank], [len(cases) * STEPS] * 2)
+        for rank, expected in zip("01", of_rank, strict=True):
+            self.assertEqual([line for line in resumed if f"{rank} step " in line], expected)
 
     def test_other_worlds_load_the_same_weights(self) -> None:
         from safetensors import safe_open
 
-        self.lines(2, "whole", 3)
+        self.run_calls(2, ("whole", "a", 3, "float32"), ("weights", "a", 3, "float32"))
         loaded = []
         for ranks, stage in [(2, 3), (1, 0), (3, 2)]:
-            self.run_well(ranks, "checkpoint_rank.py", "weights", str(self.folder), str(stage))
-            with safe_open(self.folder / f"weights-{ranks}-{stage}.safetensors", "pt") as file:
+            if ranks != 2:
+                self.run_calls(ranks, ("weights", "a", stage, "float32"))
+            with safe_open(self.folder / "a" / f"weights-{ranks}-{stage}.safetensors", "pt") as file:
                 loaded.append({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
         for other in loaded[1:]:
             self.assertEqual(other.keys(), loaded[0].keys())
             for name, tensor in loaded[0].items():
                 self.assertTrue(torch.equal(tensor, other[name]), name)
         # And so does plain Python: ranges of the logical tensor, in the files of the ranks.
-        checkpoint = self.folder / "step-00000003"
+        checkpoint = self.folder / "a" / "step-00000003"
         manifest = json.loads((checkpoint / "manifest.json").read_text())
         param = next(param for param in manifest["params"] if param["name"] == "blocks.1.0.weight")
         whole = torch.zeros(12 * 12)
@@ -60,10 +63,10 @@ class Checkpoints(job.RankTest):
         self.assertTrue(torch.equal(whole.reshape(param["shape"]), loaded[0]["blocks.1.0.weight"]))
 
     def test_what_cannot_be_is_refused_on_all_ranks(self) -> None:
-        out = self.run_well(2, "checkpoint_rank.py", "refusals", str(self.folder), "3")
+        out = self.run_calls(2, ("refusals", "a", 3, "float32"))
         codes = ["CHECKPOINT", "USAGE", "USAGE", "IO", "USAGE", "USAGE"]
         for rank in "01":
-            said = [line.split()[-1] for line in out.splitlines() if f"{rank} refused " in line]
+            said = [line.split()[-1] for line in out if f"{rank} refused " in line]
             self.assertEqual(said, codes)
 
 
