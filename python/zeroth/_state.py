@@ -75,7 +75,7 @@ def random_state() -> dict[str, Any]:
         "torch": _to_text(torch.get_rng_state()),
         "random": [version, list(internal), gauss],
     }
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = _to_text(torch.cuda.get_rng_state())
     numpy = sys.modules.get("numpy")
     if numpy is not None:
