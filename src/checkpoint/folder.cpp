@@ -215,8 +215,9 @@ void PendingCheckpoint::commit(const std::string& manifest, const Retention& ret
     detail::fail_io("the checkpoint cannot be given its name", final_);
   committed_ = true;
   detail::sync_folder(folder_);
-  write_latest(folder_, fs::path(final_).filename().string(), temporary_.substr(temporary_.rfind('-') + 1));
-  remove_old(folder_, retention, temporary_.substr(temporary_.rfind('-') + 1));
+  const std::string run = temporary_.substr(temporary_.rfind('-') + 1);
+  write_latest(folder_, fs::path(final_).filename().string(), run);
+  remove_old(folder_, retention, run);
 }
 
 }  // namespace zeroth

@@ -1,3 +1,5 @@
+#include "checkpoint/rank_file.h"
+
 #include <zeroth/base/error.h>
 #include <zeroth/base/failpoint.h>
 #include <zeroth/engine/safetensors.h>
@@ -27,14 +29,9 @@ constexpr const char* kRenamed = "the file is complete and in its place, but a p
 
 /// Every reader refuses a file whose tensors do not fill their ranges; better not to write it.
 void check_size(const SafetensorsEntry& entry) {
-  static const std::map<std::string, std::uint64_t, std::less<>> kBytes{
-      {"C64", 8},         {"F64", 8},     {"F32", 4},         {"F16", 2}, {"BF16", 2}, {"F8_E4M3", 1}, {"F8_E5M2", 1},
-      {"F8_E4M3FNUZ", 1}, {"F8_E8M0", 1}, {"F8_E5M2FNUZ", 1}, {"I64", 8}, {"I32", 4},  {"I16", 2},     {"I8", 1},
-      {"U64", 8},         {"U32", 4},     {"U16", 2},         {"U8", 1},  {"BOOL", 1}};
-  const auto element = kBytes.find(entry.dtype);
-  ZR_CHECK(element != kBytes.end(), ErrorCode::kUsage, "an unknown dtype",
+  std::uint64_t bytes = detail::bytes_of_dtype(entry.dtype);
+  ZR_CHECK(bytes != 0, ErrorCode::kUsage, "an unknown dtype",
            {.where = "engine.safetensors", .which = entry.name, .got = entry.dtype});
-  std::uint64_t bytes = element->second;
   for (const std::int64_t extent : entry.shape) bytes *= static_cast<std::uint64_t>(extent);
   ZR_CHECK(bytes == entry.bytes, ErrorCode::kUsage, "the size of a tensor does not fit its shape and dtype",
            {.where = "engine.safetensors",
