@@ -133,12 +133,13 @@ TYPED_TEST_SUITE(SgdOnDevice, StateTypes);
 
 TYPED_TEST(SgdOnDevice, GivesTheBitsOfTheCpu) {
   for (const SgdHyper& hyper : sgd_forms()) {
-    for (const bool split : {false, true}) {
+    for (const Storage storage : kStorages) {
       this->on_ranges(
-          [&](auto& machine, const Range& range) { return sgd_matches<TypeParam>(machine, hyper, split, range); });
+          [&](auto& machine, const Range& range) { return sgd_matches<TypeParam>(machine, hyper, storage, range); });
     }
   }
-  ASSERT_TRUE(sgd_matches<TypeParam>(*this->machine_, sgd_forms().back(), true, {kLongerThanTheGrid, 0, 2}));
+  ASSERT_TRUE(
+      sgd_matches<TypeParam>(*this->machine_, sgd_forms().back(), Storage::kInHalves, {kLongerThanTheGrid, 0, 2}));
 }
 
 template <class T>

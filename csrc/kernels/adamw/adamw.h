@@ -48,8 +48,9 @@ struct AdamWCoefficients {
 /// One range of n elements. The arrays do not overlap; param, exp_avg and exp_avg_sq are updated in place. Pointers
 /// need the alignment of their type; multiples of 64 bytes are fast.
 struct AdamWArgs {
-  void* param = nullptr;        ///< [n] of `dtype`; with `low` [n] BFloat16
+  void* param = nullptr;        ///< [n] of `dtype`; with `low` [n] BFloat16, with `master` [n] Float16
   std::int16_t* low = nullptr;  ///< [n] or null: lower halves of the masters of bf16 parameters (dtype kFloat32)
+  float* master = nullptr;      ///< [n] or null: whole masters of fp16 parameters (dtype kFloat32)
   void* exp_avg = nullptr;      ///< [n] of `dtype`: m
   void* exp_avg_sq = nullptr;   ///< [n] of `dtype`: v
   const void* grad = nullptr;   ///< [n] of `dtype`: the accumulated sum, not yet scaled

@@ -28,7 +28,7 @@ void adamw_range(const AdamWArgs& args, Params param) {
 template <template <class> class V>
 void adamw_any(const AdamWArgs& args) {
   with_flag(args.coefficients.l2 != 0.0, [&](auto l2) {
-    with_params(args.dtype, args.param, args.low,
+    with_params(args.dtype, args.param, args.low, args.master,
                 [&](auto param) { adamw_range<V, decltype(l2)::kValue>(args, param); });
   });
 }

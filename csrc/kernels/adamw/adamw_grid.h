@@ -25,13 +25,14 @@ struct AdamWGrid {
 template <class Launch>
 bool adamw_on_grid(const AdamWArgs& args, Launch& launch) {
   if (args.n < 0 || (args.dtype != DType::kFloat32 && args.dtype != DType::kFloat64) ||
-      (args.low != nullptr && args.dtype != DType::kFloat32)) {
+      ((args.low != nullptr || args.master != nullptr) && args.dtype != DType::kFloat32) ||
+      (args.low != nullptr && args.master != nullptr)) {
     return false;
   }
   if (args.n == 0) {
     return true;
   }
-  with_params(args.dtype, args.param, args.low, [&](auto param) {
+  with_params(args.dtype, args.param, args.low, args.master, [&](auto param) {
     const auto arrays = adamw_arrays(param, args);
     const bool packable =
         is_packable(param) && is_packable(arrays.exp_avg) && is_packable(arrays.exp_avg_sq) && is_packable(arrays.grad);

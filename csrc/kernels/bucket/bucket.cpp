@@ -9,7 +9,7 @@ namespace {
 std::int64_t run(const detail::BucketArgs& args, Isa isa) {
   const ErrorContext where{.where = "kernels.bucket"};
   ZR_CHECK(args.n >= 0, ErrorCode::kUsage, "negative element count", where);
-  ZR_CHECK(is_trained(args.src_dtype), ErrorCode::kUsage, "gradients are fp64, fp32 or bf16", where);
+  ZR_CHECK(is_trained(args.src_dtype), ErrorCode::kUsage, "gradients are fp64, fp32, bf16 or fp16", where);
   ZR_CHECK(args.dst_dtype == accumulation_dtype(args.src_dtype) || args.dst_dtype == args.src_dtype, ErrorCode::kUsage,
            "a bucket has the dtype of its gradients or of their sums", where);
   detail::require_supported(isa, "bucket");

@@ -2,9 +2,9 @@
 //
 //   bucket_store: dst[i] = src[i]        bucket_add: dst[i] = dst[i] + src[i]
 //
-// dst has the accumulation dtype of src: fp32 for fp32 and bf16 sources, fp64 for fp64. bucket_store also stores bf16
-// as bf16. Pointers need the alignment of their type. Both run on the calling thread. The bits do not depend on the
-// split of a range into calls or on `isa`.
+// dst has the accumulation dtype of src: fp32 for fp32, bf16 and fp16 sources, fp64 for fp64. bucket_store also stores
+// bf16 as bf16 and fp16 as fp16. Pointers need the alignment of their type. Both run on the calling thread. The bits do
+// not depend on the split of a range into calls or on `isa`.
 #pragma once
 
 #include <kernels/common/dispatch.h>
@@ -15,7 +15,7 @@
 namespace zeroth::kernels {
 
 /// Copies n elements to `dst_dtype`, which is src's dtype or its accumulation dtype. Elements of the same dtype keep
-/// their bits, except that a bf16 NaN in a bf16 bucket becomes quiet. Returns the number of elements of src that are
+/// their bits, except that a NaN in a 16-bit bucket becomes quiet. Returns the number of elements of src that are
 /// infinite or NaN.
 /// Ranges of 256 KiB and more are written with streaming stores, fenced before the return. So a bucket that is not read
 /// soon costs no read of its old content. dst and src do not overlap. Throws Error{kUsage} for an src dtype that is not

@@ -29,6 +29,9 @@ ZR_INLINE auto with_bucket_types(DType src, DType dst, const Body& body) {
     case DType::kBFloat16:
       return dst == DType::kBFloat16 ? body(BucketTypes<float, BFloat16, BFloat16>{})
                                      : body(BucketTypes<float, float, BFloat16>{});
+    case DType::kFloat16:
+      return dst == DType::kFloat16 ? body(BucketTypes<float, Float16, Float16>{})
+                                    : body(BucketTypes<float, float, Float16>{});
     default:
       return body(BucketTypes<float, float, float>{});
   }

@@ -11,7 +11,10 @@ namespace zeroth::kernels {
 namespace {  // NOLINT(google-build-namespaces): see [Note: One definition per instruction set]
 
 constexpr bool is_castable(DType src, DType dst) {
-  return is_trained(src) && is_trained(dst) && src != dst && !(src == DType::kFloat64 && dst == DType::kBFloat16);
+  const bool halves = size_of(src) == 2 && size_of(dst) == 2;
+  const bool skips_float =
+      (src == DType::kFloat64 && size_of(dst) == 2) || (src == DType::kFloat16 && dst == DType::kFloat64);
+  return is_trained(src) && is_trained(dst) && src != dst && !halves && !skips_float;
 }
 
 /// WideType: the type of the lanes, which load In and store Out.
@@ -26,13 +29,17 @@ struct CastTypes {
 template <class Body>
 ZR_INLINE void with_cast_types(DType src, DType dst, const Body& body) {
   const bool to_bf16 = dst == DType::kBFloat16;
+  const bool to_fp16 = dst == DType::kFloat16;
   const bool to_fp32 = dst == DType::kFloat32;
   switch (src) {
     case DType::kFloat64:
       return body(CastTypes<double, float, double>{});
     case DType::kBFloat16:
       return to_fp32 ? body(CastTypes<float, float, BFloat16>{}) : body(CastTypes<double, double, BFloat16>{});
+    case DType::kFloat16:
+      return body(CastTypes<float, float, Float16>{});
     default:
+      if (to_fp16) return body(CastTypes<float, Float16, float>{});
       return to_bf16 ? body(CastTypes<float, BFloat16, float>{}) : body(CastTypes<double, double, float>{});
   }
 }

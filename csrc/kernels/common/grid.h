@@ -63,6 +63,9 @@ bool is_packable(WholeParams<T> params) {
 inline bool is_packable(SplitMasters params) {
   return is_packable(params.high) && is_packable(params.low);
 }
+inline bool is_packable(WholeMasters params) {
+  return is_packable(params.master) && is_packable(params.param);
+}
 
 /// Calls body(Count<kPack>{}), or body(Count<1>{}) if one of the arrays is not aligned for packs.
 template <class Body>

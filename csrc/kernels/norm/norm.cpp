@@ -62,7 +62,8 @@ NormAccumulator NormAccumulator::carried() const noexcept {
 void NormAccumulator::add(const void* src, DType dtype, std::int64_t n, Isa isa) {
   const ErrorContext where{.where = "kernels.norm"};
   ZR_CHECK(n >= 0, ErrorCode::kUsage, "negative element count", where);
-  ZR_CHECK(is_trained(dtype), ErrorCode::kUsage, "a norm needs elements of fp64, fp32 or bf16", where);
+  ZR_CHECK(is_trained(dtype) && dtype != DType::kFloat16, ErrorCode::kUsage,
+           "a norm needs elements of fp64, fp32 or bf16", where);
   detail::require_supported(isa, "norm");
   const detail::FpEnvironment environment;
   const auto kernel =

@@ -34,7 +34,7 @@ struct NormGrid {
 /// launch(body, threads) folds the values that the lanes of a block deliver and writes the sum to body.sums[block].
 template <class Launch>
 bool norm_on_grid(const void* src, DType dtype, std::int64_t n, double* sums, Launch& launch) {
-  if (n < 0 || !is_trained(dtype)) {
+  if (n < 0 || !is_trained(dtype) || dtype == DType::kFloat16) {
     return false;
   }
   if (n == 0) {

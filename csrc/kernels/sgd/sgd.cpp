@@ -10,7 +10,9 @@ void sgd_step(const SgdArgs& args, Isa isa) {
   ZR_CHECK(args.n >= 0, ErrorCode::kUsage, "negative element count", where);
   ZR_CHECK(args.dtype == DType::kFloat32 || args.dtype == DType::kFloat64, ErrorCode::kUsage,
            "SGD states are float32 or float64", where);
-  ZR_CHECK(args.low == nullptr || args.dtype == DType::kFloat32, ErrorCode::kUsage, "masters in two halves are float32",
+  ZR_CHECK((args.low == nullptr && args.master == nullptr) || args.dtype == DType::kFloat32, ErrorCode::kUsage,
+           "masters of 16-bit parameters are float32", where);
+  ZR_CHECK(args.low == nullptr || args.master == nullptr, ErrorCode::kUsage, "masters in halves and whole ones at once",
            where);
   ZR_CHECK(args.n == 0 || args.hyper.momentum == 0.0 || args.momentum != nullptr, ErrorCode::kUsage,
            "momentum without a momentum buffer", where);

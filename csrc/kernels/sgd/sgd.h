@@ -28,8 +28,9 @@ struct SgdHyper {
 /// One range of n elements. The arrays do not overlap; param and momentum are updated in place. Pointers need the
 /// alignment of their type.
 struct SgdArgs {
-  void* param = nullptr;        ///< [n] of `dtype`; with `low` [n] BFloat16
+  void* param = nullptr;        ///< [n] of `dtype`; with `low` [n] BFloat16, with `master` [n] Float16
   std::int16_t* low = nullptr;  ///< [n] or null: lower halves of the masters of bf16 parameters (dtype kFloat32)
+  float* master = nullptr;      ///< [n] or null: whole masters of fp16 parameters (dtype kFloat32)
   void* momentum = nullptr;     ///< [n] of `dtype`; may be null if hyper.momentum == 0; not read on the first step
   const void* grad = nullptr;   ///< [n] of `dtype`: the accumulated sum, not yet scaled
   std::int64_t n = 0;

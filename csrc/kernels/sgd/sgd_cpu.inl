@@ -25,7 +25,7 @@ void sgd_range(const SgdArgs& args, Params param) {
 
 template <template <class> class V>
 void sgd_any(const SgdArgs& args) {
-  with_params(args.dtype, args.param, args.low, [&](auto param) {
+  with_params(args.dtype, args.param, args.low, args.master, [&](auto param) {
     with_sgd_form(args.hyper, [&](auto form) { sgd_range<V, decltype(form)>(args, param); });
   });
 }

@@ -25,14 +25,15 @@ struct SgdGrid {
 template <class Launch>
 bool sgd_on_grid(const SgdArgs& args, Launch& launch) {
   if (args.n < 0 || (args.dtype != DType::kFloat32 && args.dtype != DType::kFloat64) ||
-      (args.low != nullptr && args.dtype != DType::kFloat32) ||
+      ((args.low != nullptr || args.master != nullptr) && args.dtype != DType::kFloat32) ||
+      (args.low != nullptr && args.master != nullptr) ||
       (args.n > 0 && args.hyper.momentum != 0.0 && args.momentum == nullptr)) {
     return false;
   }
   if (args.n == 0) {
     return true;
   }
-  with_params(args.dtype, args.param, args.low, [&](auto param) {
+  with_params(args.dtype, args.param, args.low, args.master, [&](auto param) {
     const auto arrays = sgd_arrays(param, args);
     const bool packable = is_packable(param) && is_packable(arrays.momentum) && is_packable(arrays.grad);
     with_sgd_form(args.hyper, [&](auto form) {

@@ -36,10 +36,10 @@ enum class DType : std::uint8_t { kFloat64, kFloat32, kBFloat16, kFloat16, kInt6
   return dtype == DType::kFloat64 || dtype == DType::kFloat32 || dtype == DType::kBFloat16 || dtype == DType::kFloat16;
 }
 
-/// True for dtypes of trained parameters and gradients. float16 can be moved and summed, but not trained: that would
-/// need a loss scale.
+/// True for dtypes of trained parameters and gradients. The gradients of float16 need a loss scale
+/// (optim/loss_scaler.h).
 [[nodiscard]] constexpr bool is_trained(DType dtype) noexcept {
-  return is_floating(dtype) && dtype != DType::kFloat16;
+  return is_floating(dtype);
 }
 
 /// "float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8".

@@ -253,6 +253,34 @@ TEST(AdamWInHalves, GivesTheBitsOfWholeMastersOnRandomPatterns) {
   }
 }
 
+void expect_same_beside_masters(Problem<float> start, const AdamWHyper& hyper, std::int64_t misalign, Isa isa) {
+  GuardedArray<Float16> narrow(start.param.size(), misalign);
+  Problem<float> want = start;
+  adamw_step(want.args(hyper), Isa::kScalar);
+  AdamWArgs args = start.args(hyper);
+  args.master = start.param.data();
+  args.param = narrow.data();
+  adamw_step(args, isa);
+  ASSERT_TRUE(narrow.guards_intact());
+  ASSERT_TRUE(test::same_bits(want.param, start.param));
+  for (std::int64_t i = 0; i < narrow.size(); ++i) ASSERT_EQ(narrow[i], Float16(want.param[i])) << i;
+  ASSERT_TRUE(test::same_bits(want.exp_avg, start.exp_avg) && test::same_bits(want.exp_avg_sq, start.exp_avg_sq));
+}
+
+TEST(AdamWBesideMasters, RoundsTheMasterToTheFloat16ParameterAndKeepsItsBits) {
+  RandomPatterns random(kSeed);
+  for (const Isa isa : supported_isas()) {
+    for (const std::int64_t n : {0, 1, 7, 8, 15, 16, 17, 130, 140'009}) {
+      Problem<float> start(n);
+      start.fill_random(random);
+      expect_same_beside_masters(start, usual_hyper(), n % 7, isa);
+      start.fill_moderate(kSeed + static_cast<std::uint64_t>(n));
+      expect_same_beside_masters(start, usual_hyper(), n % 5, isa);
+      ASSERT_FALSE(HasFatalFailure()) << name_of(isa) << " n " << n << ", seed " << kSeed;
+    }
+  }
+}
+
 TEST(AdamWInHalves, EveryTailLengthAndMisalignment) {
   for (const Isa isa : supported_isas()) {
     for (std::int64_t n = 0; n <= 130; ++n) {

@@ -18,7 +18,7 @@ struct Pair {
 
 template <class T>
 class BucketOp : public ::testing::Test {};
-using Pairs = ::testing::Types<Pair<float, float>, Pair<BFloat16, float>, Pair<double, double>>;
+using Pairs = ::testing::Types<Pair<float, float>, Pair<BFloat16, float>, Pair<Float16, float>, Pair<double, double>>;
 TYPED_TEST_SUITE(BucketOp, Pairs);
 
 template <class T>

@@ -132,20 +132,20 @@ TYPED_TEST_SUITE(UpdateOnGrid, StateTypes);
 
 TYPED_TEST(UpdateOnGrid, OfAdamWGivesTheBitsOfTheCpu) {
   for (const bool decoupled : {true, false}) {
-    for (const bool split : {false, true}) {
+    for (const Storage storage : kStorages) {
       const AdamWHyper hyper{
           .lr = 3e-4, .beta2 = 0.95, .weight_decay = 0.1, .decoupled = decoupled, .factor = 1.0 / 6.0, .step = 7};
       on_small_grids(
-          [&](auto& machine, const Range& range) { return adamw_matches<TypeParam>(machine, hyper, split, range); });
+          [&](auto& machine, const Range& range) { return adamw_matches<TypeParam>(machine, hyper, storage, range); });
     }
   }
 }
 
 TYPED_TEST(UpdateOnGrid, OfSgdGivesTheBitsOfTheCpu) {
   for (const SgdHyper& hyper : sgd_forms()) {
-    for (const bool split : {false, true}) {
+    for (const Storage storage : kStorages) {
       on_small_grids(
-          [&](auto& machine, const Range& range) { return sgd_matches<TypeParam>(machine, hyper, split, range); });
+          [&](auto& machine, const Range& range) { return sgd_matches<TypeParam>(machine, hyper, storage, range); });
     }
   }
 }
@@ -379,7 +379,7 @@ TEST(RefusedOnGrid, AndNothingIsLaunched) {
   EXPECT_FALSE(cast_on_grid({&value, DType::kFloat64, &value, DType::kFloat32, -1}, kNoLaunch));
   EXPECT_FALSE(cast_on_grid({&value, DType::kFloat32, &value, DType::kFloat32, 1}, kNoLaunch));
   EXPECT_FALSE(cast_on_grid({&value, DType::kBFloat16, &value, DType::kFloat64, 1}, kNoLaunch));
-  EXPECT_FALSE(cast_on_grid({&value, DType::kFloat16, &value, DType::kFloat32, 1}, kNoLaunch));
+  EXPECT_FALSE(cast_on_grid({&value, DType::kFloat64, &value, DType::kFloat16, 1}, kNoLaunch));
   EXPECT_FALSE(bucket_on_grid({&value, DType::kFloat32, &value, DType::kFloat32, -1, false}, kNoLaunch));
   EXPECT_FALSE(bucket_on_grid({&value, DType::kFloat32, &value, DType::kFloat64, 1, false}, kNoLaunch));
   EXPECT_FALSE(bucket_on_grid({&value, DType::kBFloat16, &value, DType::kBFloat16, 1, true}, kNoLaunch));

@@ -36,8 +36,9 @@ using SumPairs =
                      Pair<Float16, float>, Pair<Float16, Float16>, Pair<float, Float16>, Pair<double, double>,
                      Pair<std::int64_t, std::int64_t>, Pair<std::int32_t, std::int32_t>>;
 /// All that cast_range takes.
-using CastPairs = ::testing::Types<Pair<float, BFloat16>, Pair<BFloat16, float>, Pair<float, double>,
-                                   Pair<BFloat16, double>, Pair<double, float>>;
+using CastPairs =
+    ::testing::Types<Pair<float, BFloat16>, Pair<BFloat16, float>, Pair<float, Float16>, Pair<Float16, float>,
+                     Pair<float, double>, Pair<BFloat16, double>, Pair<double, float>>;
 
 /// Every instruction set of this processor, kScalar first.
 inline std::vector<Isa> supported_isas() {

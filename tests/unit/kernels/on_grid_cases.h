@@ -81,28 +81,50 @@ template <class In, class Out, class Machine>
   return got.has_bits_of(want);
 }
 
-/// Parameters as a kernel is given them: whole, or as halves.
+/// How a kernel is given its parameters.
+enum class Storage { kWhole, kInHalves, kBesideMasters };
+inline constexpr Storage kStorages[] = {Storage::kWhole, Storage::kInHalves, Storage::kBesideMasters};
+
+/// Parameters as a kernel is given them. Doubles are whole.
 template <class T, class Machine>
 struct Parameters {
   template <class Element>
   using Array = typename Machine::template Array<Element>;
 
-  Parameters(GuardedArray<T> values, bool split, std::int64_t misalign) : want(std::move(values)) {
+  Parameters(GuardedArray<T> values, Storage storage, std::int64_t misalign) : want(std::move(values)) {
     if constexpr (std::is_same_v<T, float>) {
-      if (split) {
+      if (storage == Storage::kInHalves) {
         halves.emplace(want);
         high.emplace(halves->high, misalign);
         low.emplace(halves->low, misalign);
         return;
       }
+      if (storage == Storage::kBesideMasters) {
+        rounded.emplace(want.size());
+        for (std::int64_t i = 0; i < want.size(); ++i) (*rounded)[i] = Float16(want[i]);
+        narrow.emplace(*rounded, misalign);
+      }
     }
     whole.emplace(want, misalign);
   }
-  void* on_machine() { return whole ? static_cast<void*>(whole->data()) : high->data(); }
-  std::int16_t* low_on_machine() { return low ? low->data() : nullptr; }
-  void* on_cpu() { return whole ? static_cast<void*>(want.data()) : halves->high.data(); }
-  std::int16_t* low_on_cpu() { return halves ? halves->low.data() : nullptr; }
+  template <class Args>
+  void give_to_machine(Args& args) {
+    args.param = narrow ? static_cast<void*>(narrow->data()) : whole ? static_cast<void*>(whole->data()) : high->data();
+    args.low = low ? low->data() : nullptr;
+    if constexpr (std::is_same_v<T, float>) args.master = narrow ? whole->data() : nullptr;
+  }
+  template <class Args>
+  void give_to_cpu(Args& args) {
+    args.param = rounded ? static_cast<void*>(rounded->data())
+                 : whole ? static_cast<void*>(want.data())
+                         : halves->high.data();
+    args.low = halves ? halves->low.data() : nullptr;
+    if constexpr (std::is_same_v<T, float>) args.master = rounded ? want.data() : nullptr;
+  }
   ::testing::AssertionResult matches() const {
+    if (rounded) {
+      if (auto result = narrow->has_bits_of(*rounded); !result) return result << " in the 16-bit parameters";
+    }
     if (whole) return whole->has_bits_of(want) << " in param";
     if (auto result = high->has_bits_of(halves->high); !result) return result << " in the upper halves";
     return low->has_bits_of(halves->low) << " in the lower halves";
@@ -113,30 +135,31 @@ struct Parameters {
   std::optional<Array<T>> whole;
   std::optional<Array<BFloat16>> high;
   std::optional<Array<std::int16_t>> low;
+  std::optional<GuardedArray<Float16>> rounded;
+  std::optional<Array<Float16>> narrow;
 };
 
 template <class T, class Machine>
-::testing::AssertionResult adamw_matches(Machine& machine, const AdamWHyper& hyper, bool split, const Range& range) {
+::testing::AssertionResult adamw_matches(Machine& machine, const AdamWHyper& hyper, Storage storage,
+                                         const Range& range) {
   using Array = typename Machine::template Array<T>;
   Inputs inputs(range.seed);
-  Parameters<T, Machine> param(inputs.next<T>(range.n), split, range.misalign);
+  Parameters<T, Machine> param(inputs.next<T>(range.n), storage, range.misalign);
   GuardedArray<T> exp_avg = inputs.next<T>(range.n);
   GuardedArray<T> exp_avg_sq = inputs.next<T>(range.n);
   const GuardedArray<T> grad = inputs.next<T>(range.n);
   const Array got_avg(exp_avg, range.misalign);
   const Array got_avg_sq(exp_avg_sq, range.misalign);
   const Array given(grad, range.misalign);
-  AdamWArgs args{.param = param.on_machine(),
-                 .low = param.low_on_machine(),
-                 .exp_avg = got_avg.data(),
+  AdamWArgs args{.exp_avg = got_avg.data(),
                  .exp_avg_sq = got_avg_sq.data(),
                  .grad = given.data(),
                  .n = range.n,
                  .dtype = DTypeOf<T>::value,
                  .coefficients = adamw_coefficients(hyper)};
+  param.give_to_machine(args);
   if (!machine.adamw(args)) return refused("adamw");
-  args.param = param.on_cpu();
-  args.low = param.low_on_cpu();
+  param.give_to_cpu(args);
   args.exp_avg = exp_avg.data();
   args.exp_avg_sq = exp_avg_sq.data();
   args.grad = grad.data();
@@ -148,24 +171,22 @@ template <class T, class Machine>
 }
 
 template <class T, class Machine>
-::testing::AssertionResult sgd_matches(Machine& machine, const SgdHyper& hyper, bool split, const Range& range) {
+::testing::AssertionResult sgd_matches(Machine& machine, const SgdHyper& hyper, Storage storage, const Range& range) {
   using Array = typename Machine::template Array<T>;
   Inputs inputs(range.seed);
-  Parameters<T, Machine> param(inputs.next<T>(range.n), split, range.misalign);
+  Parameters<T, Machine> param(inputs.next<T>(range.n), storage, range.misalign);
   GuardedArray<T> momentum = inputs.next<T>(range.n);
   const GuardedArray<T> grad = inputs.next<T>(range.n);
   const Array got_momentum(momentum, range.misalign);
   const Array given(grad, range.misalign);
-  SgdArgs args{.param = param.on_machine(),
-               .low = param.low_on_machine(),
-               .momentum = hyper.momentum != 0.0 ? got_momentum.data() : nullptr,
+  SgdArgs args{.momentum = hyper.momentum != 0.0 ? got_momentum.data() : nullptr,
                .grad = given.data(),
                .n = range.n,
                .dtype = DTypeOf<T>::value,
                .hyper = hyper};
+  param.give_to_machine(args);
   if (!machine.sgd(args)) return refused("sgd");
-  args.param = param.on_cpu();
-  args.low = param.low_on_cpu();
+  param.give_to_cpu(args);
   args.momentum = hyper.momentum != 0.0 ? momentum.data() : nullptr;
   args.grad = grad.data();
   sgd_step(args, Isa::kScalar);

@@ -184,6 +184,29 @@ TEST(SgdInHalves, GivesTheBitsOfWholeMastersOnRandomPatterns) {
   }
 }
 
+TEST(SgdBesideMasters, RoundsTheMasterToTheFloat16ParameterAndKeepsItsBits) {
+  RandomPatterns random(kSeed);
+  for (const SgdHyper& hyper : hypers()) {
+    Problem<float> start(10'007);
+    random.fill(start.param);
+    random.fill(start.momentum);
+    random.fill(start.grad);
+    Problem<float> want = start;
+    sgd_step(want.args(hyper), Isa::kScalar);
+    for (const Isa isa : supported_isas()) {
+      Problem<float> got = start;
+      GuardedArray<Float16> narrow(got.param.size(), 3);
+      SgdArgs args = got.args(hyper);
+      args.master = got.param.data();
+      args.param = narrow.data();
+      sgd_step(args, isa);
+      ASSERT_TRUE(narrow.guards_intact() && test::same_bits(want.param, got.param)) << name_of(isa);
+      ASSERT_TRUE(test::same_bits(want.momentum, got.momentum)) << name_of(isa);
+      for (std::int64_t i = 0; i < narrow.size(); ++i) ASSERT_EQ(narrow[i], Float16(want.param[i])) << i;
+    }
+  }
+}
+
 TEST(SgdErrors, RefusesWhatItCannotDo) {
   Problem<float> problem(8);
   const auto refused = [&](auto change) {
