@@ -25,6 +25,7 @@ class AdamFamily final : public Optimizer {
                                             .step = block.step};
     kernels.adamw({.param = block.param,
                    .low = block.low,
+                   .master = block.master,
                    .exp_avg = block.states[0],
                    .exp_avg_sq = block.states[1],
                    .grad = block.grad,

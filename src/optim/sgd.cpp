@@ -18,6 +18,7 @@ class Sgd final : public Optimizer {
   void step(const StepBlock& block, Kernels& kernels, const Stream& stream) const override {
     kernels.sgd({.param = block.param,
                  .low = block.low,
+                 .master = block.master,
                  .momentum = momentum_ ? block.states[0] : nullptr,  // untouched where the group's is 0
                  .grad = block.grad,
                  .n = block.n,

@@ -46,9 +46,10 @@ struct StateDeclaration {
 
 /// A range of n elements of the accumulation dtype. Blocks do not overlap. The caller owns all memory.
 struct StepBlock {
-  std::byte* param = nullptr;  ///< [n] of `dtype`; with `low` [n] BFloat16
+  std::byte* param = nullptr;  ///< [n] of `dtype`; with `low` [n] BFloat16, with `master` [n] Float16
   std::int16_t* low =
       nullptr;  ///< [n] or null: lower halves of the masters of bf16 parameters, [Note: Masters in two halves]
+  float* master = nullptr;  ///< [n] or null: masters of fp16 parameters, which are these rounded to nearest even
   /// One pointer per declared state, in order of declaration: to [n] entries, or where the shape is kRow or kTensor to
   /// one. A block lies in one row or tensor then.
   std::span<std::byte* const> states{};
@@ -59,15 +60,19 @@ struct StepBlock {
   std::int64_t step = 1;          ///< number of this update of the parameter, from 1
   GroupHyper hyper{};
 
-  /// Element i before the update, or the master of a bf16 parameter. T is the type of `dtype`.
+  /// Element i before the update, or the master of a 16-bit parameter. T is the type of `dtype`.
   template <class T>
   [[nodiscard]] T value(std::int64_t i) const {
+    if (master != nullptr) return static_cast<T>(master[i]);
     return low == nullptr ? reinterpret_cast<const T*>(param)[i]
                           : static_cast<T>(join_master(reinterpret_cast<const BFloat16*>(param)[i], low[i]));
   }
   template <class T>
   void set_value(std::int64_t i, T value) const {
-    if (low == nullptr) {
+    if (master != nullptr) {
+      master[i] = static_cast<float>(value);
+      reinterpret_cast<Float16*>(param)[i] = Float16(master[i]);
+    } else if (low == nullptr) {
       reinterpret_cast<T*>(param)[i] = value;
     } else {
       split_master(static_cast<float>(value), reinterpret_cast<BFloat16*>(param)[i], low[i]);
