@@ -51,7 +51,8 @@ Engine::Engine(std::vector<ParamSpec> params, std::vector<UnitSpec> units, Engin
       pool_(std::make_unique<ThreadPool>(settings_.threads)),
       kernels_(settings_.own_kernels ? settings_.own_kernels(device, *pool_) : make_kernels(device, *pool_)),
       place_(mesh_place_of(settings_, communicator_.rank(), communicator_.size())),
-      layout_(make_model_layout(std::move(params), std::move(units), degrees_of_groups())) {
+      layout_(make_model_layout(std::move(params), std::move(units), degrees_of_groups())),
+      scaler_(settings_.loss_scaling) {
   clock_ = std::make_unique<PhaseClock>();
   kernels::require_isa_override();
   if (kernels::best_isa() == kernels::Isa::kScalar) {
@@ -385,12 +386,13 @@ StepResult Engine::finish_step(bool idle) {
                                         .data_ranks = data_ranks_,
                                         .offender = name_of_offender(vote),
                                         .committed = committed_steps_,
-                                        .reported_group = reported_group_});
+                                        .reported_group = reported_group_,
+                                        .loss_scale = scaler_.scale()});
   if (result.reason.empty()) {
     for (const auto& group : groups_) group->share_sums();
     ZR_FAILPOINT("engine.update");
     for (const auto& group : groups_) {
-      group->update(mean_factor(result.batches) * result.clip_coefficient, settings_.groups,
+      group->update(mean_factor(result.batches) * result.clip_coefficient / result.loss_scale, settings_.groups,
                     settings_.schedule.factor(committed_steps_));
     }
     ZR_FAILPOINT("engine.publish");
@@ -406,7 +408,14 @@ StepResult Engine::finish_step(bool idle) {
     warnings_->look_at_wide_gradient(wide < 0 ? wide : group->part().params[static_cast<std::size_t>(wide)]);
   }
   forget_gradients();
-  if (!result.committed) log_.progress("step skipped on all ranks: " + result.reason);
+  const bool overflowed = result.cause == SkipCause::kOverflow;
+  const bool scale_fell_enough = result.cause == SkipCause::kFailedBackward || scaler_.update(overflowed);
+  if (!result.committed) {
+    log_.progress(
+        "step skipped on all ranks: " + result.reason +
+        (overflowed ? "; loss scale " + scale_text(result.loss_scale) + " -> " + scale_text(scaler_.scale()) : ""));
+  }
+  if (!scale_fell_enough) throw_at_smallest_scale(result);
   warnings_->count(result);
   return result;
 }

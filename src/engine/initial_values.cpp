@@ -1,5 +1,6 @@
 #include "engine/initial_values.h"
 
+#include <kernels/cast/cast.h>
 #include <zeroth/base/text.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <span>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace zeroth {
 
@@ -65,6 +67,12 @@ void InitialValues::store(int flat, const std::byte* values) {
   const Range rest = memory_.rest_range(flat, memory_.rank());
   kernels_.copy(memory_.parameters(flat), values + static_cast<std::size_t>(rest.begin) * element,
                 static_cast<std::size_t>(rest.size()) * element, stream_);
+  if (memory_.master(flat) == nullptr) return;
+  const Range updated = memory_.update_range(flat);
+  std::vector<float> masters(static_cast<std::size_t>(updated.size()));
+  kernels::cast_range(masters.data(), DType::kFloat32, values + static_cast<std::size_t>(updated.begin) * element,
+                      layout.dtype, updated.size(), kernels::best_isa());
+  kernels_.copy(memory_.master(flat), masters.data(), masters.size() * sizeof(float), stream_);
 }
 
 }  // namespace zeroth

@@ -51,6 +51,7 @@ EngineSettings make_settings(const Config& config, RankCount ranks, std::vector<
       .type = config.optimizer.rule(),
       .momentum = std::ranges::any_of(settings.groups, [](const GroupHyper& group) { return group.momentum != 0.0; })};
   settings.schedule = config.scheduler.schedule();
+  settings.loss_scaling = config.fp16;
   settings.max_nonfinite_steps = config.runtime.max_nonfinite_steps;
   settings.uneven = config.runtime.uneven;
   settings.threads =

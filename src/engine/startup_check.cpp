@@ -52,7 +52,11 @@ std::string describe(const ShardGroups& groups, const EngineSettings& settings) 
   text << "gradient_clipping " << hex_float(settings.gradient_clipping) << "\n";
   text << "optimizer " << settings.optimizer.type << (settings.optimizer.momentum ? " with momentum" : "") << "\n";
   text << "max_nonfinite_steps " << settings.max_nonfinite_steps << "\n";
-  text << "scales_loss " << settings.scales_loss << "\n";
+  const LossScaling& scaling = settings.loss_scaling;
+  text << "loss_scaling " << scaling.enabled << " static " << hex_float(scaling.static_scale) << " power "
+       << scaling.initial_power << " window " << scaling.window << " hysteresis " << scaling.hysteresis
+       << (scaling.consecutive_hysteresis ? " consecutive" : "") << " at least " << hex_float(scaling.min_scale)
+       << "\n";
   text << "uneven " << static_cast<int>(settings.uneven) << "\n";
   text << "threads " << settings.threads << "\n";
   text << "schedule " << name_of(settings.schedule.kind) << " " << settings.schedule.warmup_steps << " "

@@ -1,6 +1,10 @@
 #include "engine/step_outcome.h"
 
+#include <zeroth/base/error.h>
+
 #include <algorithm>
+#include <array>
+#include <cstdio>
 #include <string>
 
 namespace zeroth {
@@ -9,7 +13,7 @@ namespace {
 SkipCause cause_of(const CommitVote& vote, const EngineSettings& settings) {
   if (vote.failed_rank >= 0) return SkipCause::kFailedBackward;
   if (vote.finite()) return SkipCause::kNone;
-  return settings.scales_loss ? SkipCause::kOverflow : SkipCause::kNonFinite;
+  return settings.loss_scaling.is_dynamic() ? SkipCause::kOverflow : SkipCause::kNonFinite;
 }
 
 /// The same in words; "" where the step is not skipped.
@@ -38,6 +42,22 @@ std::string_view name_of(SkipCause cause) noexcept {
   return "";
 }
 
+std::string scale_text(double scale) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.10g", scale);
+  return text.data();
+}
+
+void throw_at_smallest_scale(const StepResult& result) {
+  throw Error(ErrorCode::kNonFinite, "gradients overflow at the smallest loss scale",
+              {.where = "engine.step",
+               .which = result.first_offender ? result.first_offender->param : "",
+               .expected = "finite gradients at a loss scale of " + scale_text(result.loss_scale),
+               .got = result.reason,
+               .hint = "look at the named parameter's inputs, lower the learning rate, or train in bf16, which has "
+                       "float32's range (bf16.enabled)"});
+}
+
 double mean_factor(std::int64_t batches) {
   return 1.0 / static_cast<double>(batches);
 }
@@ -45,9 +65,10 @@ double mean_factor(std::int64_t batches) {
 StepResult outcome_of(const CommitVote& vote, const StepTerms& terms) {
   const std::int64_t batches = std::int64_t{terms.data_ranks} * terms.settings.micro_steps - vote.joined;
   StepResult result{.boundary = true, .step = terms.committed, .batches = batches};
+  result.loss_scale = terms.loss_scale;
   result.preempted = vote.preempted_rank >= 0;
   result.times = vote.times;
-  result.grad_norm = vote.norm.l2_norm() * mean_factor(batches);
+  result.grad_norm = vote.norm.l2_norm() * mean_factor(batches) / terms.loss_scale;
   result.lr = terms.settings.groups[terms.reported_group].lr * terms.settings.schedule.factor(terms.committed);
   if (vote.offender_rank >= 0) {
     result.first_offender =

@@ -18,10 +18,17 @@ struct StepTerms {
   std::string offender{};          ///< name of the parameter of CommitVote::offender
   std::int64_t committed = 0;      ///< steps before this one
   std::size_t reported_group = 0;  ///< whose learning rate is reported
+  double loss_scale = 1.0;         ///< of the sums
 };
 
 /// Of a vote that was not refused. Not committed yet: it has a reason why it will not be, or none.
 [[nodiscard]] StepResult outcome_of(const CommitVote& vote, const StepTerms& terms);
+
+/// "65536".
+[[nodiscard]] std::string scale_text(double scale);
+
+/// Throws kNonFinite for a step that overflowed where the scale cannot fall.
+[[noreturn]] void throw_at_smallest_scale(const StepResult& result);
 
 /// What makes a sum over `batches` their mean.
 [[nodiscard]] double mean_factor(std::int64_t batches);

@@ -82,6 +82,7 @@ void Updater::update_range(int flat, const Range& updated, std::int64_t step, co
   const std::int64_t in_states = updated.begin - memory_.update_range(flat).begin;
   const std::int64_t in_parameters = updated.begin - memory_.rest_range(flat, memory_.rank()).begin;
   std::int16_t* master_low = memory_.master_low(flat);
+  float* master = memory_.master(flat);
   std::byte* resting = memory_.parameters(flat) + static_cast<std::size_t>(in_parameters) * size_of(layout.dtype);
 
   const auto at = [element](auto* base, std::int64_t index) {
@@ -94,6 +95,7 @@ void Updater::update_range(int flat, const Range& updated, std::int64_t step, co
     }
     optimizer_.step({.param = resting + static_cast<std::size_t>(begin) * size_of(layout.dtype),
                      .low = master_low != nullptr ? master_low + in_states + begin : nullptr,
+                     .master = master != nullptr ? master + in_states + begin : nullptr,
                      .states = states,
                      .grad = at(grad, begin),
                      .n = end - begin,

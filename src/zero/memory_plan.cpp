@@ -140,7 +140,9 @@ std::vector<DType> bucket_dtypes(const ModelLayout& model, const ShardingPlan& p
       return !model.params[static_cast<std::size_t>(segment.param)].aliases.empty();
     });
     const bool repeated = model.units[static_cast<std::size_t>(flat.unit)].repeated;
-    dtypes.push_back(narrow && repeated && !flat.vectors && !tied ? flat.dtype : flat.accumulation());
+    // Sums of fp16 and fp32 sources together, for a gradient that comes wide on some ranks, are not built.
+    const bool summable = flat.dtype != DType::kFloat16;
+    dtypes.push_back(narrow && summable && repeated && !flat.vectors && !tied ? flat.dtype : flat.accumulation());
   }
   return dtypes;
 }

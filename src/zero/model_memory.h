@@ -55,7 +55,11 @@ class ModelMemory {
   /// For a bfloat16 flat: the lower 16 bits of the fp32 masters, for the elements of the update range ([Note: Masters
   /// in two halves]). They start as zero, so masters start as the initial values. Null for other flats.
   [[nodiscard]] std::int16_t* master_low(int flat) const {
-    return reinterpret_cast<std::int16_t*>(masters_[index(flat)]);
+    return has_master(flat, Master::kLowerHalf) ? reinterpret_cast<std::int16_t*>(masters_[index(flat)]) : nullptr;
+  }
+  /// For a float16 flat: the fp32 masters of the elements of the update range. Null for other flats.
+  [[nodiscard]] float* master(int flat) const {
+    return has_master(flat, Master::kWhole) ? reinterpret_cast<float*>(masters_[index(flat)]) : nullptr;
   }
   /// Entries of optimizer state number `which` from that of element `element` of the flat on, which must be inside the
   /// update range.
@@ -127,6 +131,7 @@ class ModelMemory {
 
  private:
   [[nodiscard]] static std::size_t index(int flat) { return static_cast<std::size_t>(flat); }
+  [[nodiscard]] bool has_master(int flat, Master kind) const { return master_of(model_.flat(flat).dtype) == kind; }
   [[nodiscard]] Range sums_range(int flat, int rank) const { return zeroth::sums_range(model_, plan_, flat, rank); }
   [[nodiscard]] std::byte* sums_at(int flat, std::int64_t element);
   void place_states(Kernels& kernels, std::span<const StateDeclaration> states, int micro_steps,

@@ -221,7 +221,9 @@ TEST(ToyEngine, TrainingStopsAfterTooManyNonFiniteSteps) {
   EXPECT_THAT(message_of(training),
               AllOf(HasSubstr("[NONFINITE] 3 steps in a row"), HasSubstr("blocks.0.weight"), HasSubstr("rank 1")));
   // Where a loss scale looks for the largest that does not overflow, it is none of the training's faults.
-  training.tamper = [](int, ToyStructure&, EngineSettings& settings) { settings.scales_loss = true; };
+  training.tamper = [](int, ToyStructure&, EngineSettings& settings) {
+    settings.loss_scaling = {.enabled = true, .hysteresis = 3};
+  };
   const ToyOutcome outcome = train_toy(training);
   ASSERT_EQ(outcome.results.size(), 6U);
   for (const StepResult& result : outcome.results) {
@@ -261,7 +263,7 @@ TEST(ToyEngine, EverySettingThatDecidesNumbersIsCompared) {
       {"schedule", [](ToyStructure&, EngineSettings& settings) { settings.schedule.logarithmic = true; }},
       {"schedule", [](ToyStructure&, EngineSettings& settings) { settings.schedule.floor = 0.5; }},
       {"max_nonfinite_steps", [](ToyStructure&, EngineSettings& settings) { settings.max_nonfinite_steps = 3; }},
-      {"scales_loss", [](ToyStructure&, EngineSettings& settings) { settings.scales_loss = true; }},
+      {"loss_scaling", [](ToyStructure&, EngineSettings& settings) { settings.loss_scaling.enabled = true; }},
       {"gradient_clipping", [](ToyStructure&, EngineSettings& settings) { settings.gradient_clipping = 2.0; }},
       {"micro_steps", [](ToyStructure&, EngineSettings& settings) { settings.micro_steps = 2; }},
       {"threads", [](ToyStructure&, EngineSettings& settings) { settings.threads = 2; }},

@@ -111,6 +111,53 @@ TEST_P(ToyParity, PlainModel) {
   expect_all_plans_equal(training());
 }
 
+/// Gradients of float16 under a loss scale that falls and grows: steps are skipped, the same ones at every stage.
+TEST(HalfParity, LossScalesFallAndGrowAlikeAtEveryStage) {
+  for (const int micro_steps : {1, 2}) {
+    ToyTraining half{.reports_memory = false};
+    half.model = {.width = 41, .blocks = 3, .dtype = DType::kFloat16, .round_gradients = true};
+    half.world = 3;
+    half.micro_steps = micro_steps;
+    half.steps = 14;
+    half.plan = zero_plan(0, {"dp"});
+    half.tamper = [](int, ToyStructure&, EngineSettings& settings) {
+      settings.loss_scaling = {.enabled = true, .initial_power = 22, .window = 2, .hysteresis = 1};
+    };
+    const ToyOutcome first = train_toy(half);
+    int skipped = 0;
+    double lowest = first.results[0].loss_scale;
+    double last = lowest;
+    for (const StepResult& result : first.results) {
+      skipped += result.cause == SkipCause::kOverflow ? 1 : 0;
+      lowest = std::min(lowest, result.loss_scale);
+      last = result.loss_scale;
+    }
+    EXPECT_GT(skipped, 1);
+    EXPECT_LT(skipped, 10);
+    EXPECT_GT(last, lowest) << "it never grew";
+    expect_same(first, half, all_plans(ReductionPolicy::kPerMicroStep),
+                {ThreadTransport::kMemory, ThreadTransport::kMessages});
+  }
+}
+
+/// A power of two changes no bit of what float32 gradients train, clipped by their norm.
+TEST(HalfParity, AScaleIsNotInTheNumbers) {
+  ToyTraining plain{.reports_memory = false};
+  plain.model = {.width = 41, .blocks = 3, .dtype = DType::kFloat16};
+  plain.world = 2;
+  plain.plan = zero_plan(2, {"dp"});
+  plain.tamper = [](int, ToyStructure&, EngineSettings& settings) { settings.gradient_clipping = 0.1; };
+  const ToyOutcome without = train_toy(plain);
+  plain.tamper = [](int, ToyStructure&, EngineSettings& settings) {
+    settings.gradient_clipping = 0.1;
+    settings.loss_scaling = {.enabled = true, .static_scale = 1024};
+  };
+  const ToyOutcome with = train_toy(plain);
+  EXPECT_EQ(difference(without, with), "");
+  EXPECT_EQ(with.results.back().loss_scale, 1024);
+  EXPECT_LT(with.results.back().clip_coefficient, 1);
+}
+
 /// Parameters of 16 bits alone have such gradients.
 class NarrowParity : public ToyParity {};
 

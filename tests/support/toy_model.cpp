@@ -69,6 +69,8 @@ ToyStructure make_toy(const ToyOptions& options, std::uint64_t seed) {
       value = uniform(random) * 0.5;
       if (options.dtype == DType::kBFloat16)
         value = static_cast<double>(static_cast<float>(BFloat16(static_cast<float>(value))));
+      if (options.dtype == DType::kFloat16)
+        value = static_cast<double>(static_cast<float>(Float16(static_cast<float>(value))));
     }
     toy.values.push_back(std::move(values));
     return static_cast<int>(toy.params.size()) - 1;
@@ -139,6 +141,9 @@ void ToyModel::attach(Engine& engine) {
             case DType::kBFloat16:
               reinterpret_cast<BFloat16*>(bytes.data())[i] = BFloat16(static_cast<float>(values[i]));
               break;
+            case DType::kFloat16:
+              reinterpret_cast<Float16*>(bytes.data())[i] = Float16(static_cast<float>(values[i]));
+              break;
             default:
               reinterpret_cast<float*>(bytes.data())[i] = static_cast<float>(values[i]);
               break;
@@ -160,6 +165,8 @@ std::vector<T> ToyModel::load(int param) const {
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (options_.dtype == DType::kBFloat16) {
       values[i] = static_cast<T>(static_cast<float>(reinterpret_cast<const BFloat16*>(data)[i]));
+    } else if (options_.dtype == DType::kFloat16) {
+      values[i] = static_cast<T>(static_cast<float>(reinterpret_cast<const Float16*>(data)[i]));
     } else {
       values[i] = reinterpret_cast<const T*>(data)[i];
     }
@@ -175,12 +182,15 @@ void ToyModel::give(int param, const std::vector<T>& grad, bool is_sum) {
   if (chosen_) std::ranges::fill(given, static_cast<T>(chosen_(engine_->rank())));
   if (poison_ && poison_(engine_->rank(), step_, micro_step_, param))
     given.back() = std::numeric_limits<T>::quiet_NaN();
-  if (options_.round_gradients && spec.dtype == DType::kBFloat16 && !is_sum && engine_->rank() != options_.wide_rank) {
-    std::vector<BFloat16> rounded;
+  for (T& value : given) value *= static_cast<T>(engine_->loss_scale());
+  const bool rounds = options_.round_gradients && !is_sum && engine_->rank() != options_.wide_rank;
+  const auto give_rounded = [&]<class Narrow>(Narrow /*type*/) {
+    std::vector<Narrow> rounded;
     for (const T value : given) rounded.emplace_back(static_cast<float>(value));
     engine_->grad_ready(param, {reinterpret_cast<const std::byte*>(rounded.data()), spec.shape, spec.dtype});
-    return;
-  }
+  };
+  if (rounds && spec.dtype == DType::kBFloat16) return give_rounded(BFloat16());
+  if (rounds && spec.dtype == DType::kFloat16) return give_rounded(Float16());
   engine_->grad_ready(param, {reinterpret_cast<const std::byte*>(given.data()), spec.shape, DTypeOf<T>::value});
 }
 
@@ -322,6 +332,12 @@ std::vector<double> ToyModel::value(int param) {
         break;
       case DType::kBFloat16: {
         BFloat16 narrow;
+        std::memcpy(&narrow, at, 2);
+        values[i] = static_cast<double>(static_cast<float>(narrow));
+        break;
+      }
+      case DType::kFloat16: {
+        Float16 narrow;
         std::memcpy(&narrow, at, 2);
         values[i] = static_cast<double>(static_cast<float>(narrow));
         break;

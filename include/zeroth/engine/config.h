@@ -4,7 +4,7 @@
 //   honoured  it has its documented effect
 //   hint      accepted and reported once, with Zeroth's own behaviour; never changes a number
 //   refused   a feature that is not built and would change training, memory or output: an error, unless the value is
-//             the harmless one ("fp16": {"enabled": false})
+//             the harmless one ("amp": {"enabled": false})
 // An unknown key is an error with the nearest known name. All problems of a document are reported together.
 #pragma once
 
@@ -12,6 +12,7 @@
 #include <zeroth/comm/factory.h>
 #include <zeroth/device/device.h>
 #include <zeroth/engine/uneven.h>
+#include <zeroth/optim/loss_scaler.h>
 #include <zeroth/optim/schedule.h>
 #include <zeroth/zero/plan.h>
 
@@ -94,6 +95,7 @@ struct RuntimeConfig {
   std::int64_t end_stuck_after_ms = 5'000;  ///< time after the job's end at which a stuck process is ended; 0: never
   int max_nonfinite_steps = 10;             ///< skipped steps in a row that end the training
   bool broadcast_buffers = true;            ///< copy rank 0's buffers before each training forward
+  bool cast = true;                         ///< a float32 model takes the dtype that bf16 or fp16 enables
   bool compute_copies = false;              ///< units compute on copies of the parameters, on the CPU too
   ExecutionMode execution = ExecutionMode::kInline;
   std::int64_t chaos_seed = 0;
@@ -155,6 +157,8 @@ struct Config {
   std::optional<std::int64_t> data_parallel_size{};  ///< checked against the world by resolve()
   double gradient_clipping = 0.0;                    ///< bound of the global norm; 0 or absent: off (DeepSpeed: 1.0)
   bool bf16 = false;                                 ///< "bf16": {"enabled": ...}
+  LossScaling fp16{};                                ///< "fp16"
+  bool fp16_auto_cast = false;                       ///< "fp16": {"auto_cast": ...}
   OptimizerConfig optimizer{};
   SchedulerConfig scheduler{};
   ZeroConfig zero{};

@@ -21,6 +21,7 @@
 #include <zeroth/engine/operation.h>
 #include <zeroth/engine/step_result.h>
 #include <zeroth/engine/uneven.h>
+#include <zeroth/optim/loss_scaler.h>
 #include <zeroth/optim/optimizer.h>
 #include <zeroth/optim/schedule.h>
 #include <zeroth/zero/memory_plan.h>
@@ -75,7 +76,7 @@ struct EngineSettings {
   std::vector<GroupHyper> groups{1};  ///< indexed by ParamSpec::group
   LearningRateSchedule schedule{};
   int max_nonfinite_steps = 10;  ///< steps in a row skipped for SkipCause::kNonFinite that end the training
-  bool scales_loss = false;      ///< the front end changes a loss scale after SkipCause::kOverflow
+  LossScaling loss_scaling{};    ///< the front end multiplies gradients by Engine::loss_scale()
   Uneven uneven = Uneven::kError;
   int threads = 1;                       ///< of CPU kernels; the same on all ranks
   std::uint64_t memory_limit_bytes = 0;  ///< of all ranks of this host together; 0: available memory of the system
@@ -267,6 +268,8 @@ class Engine {
   /// Resets the peaks, to measure a phase by itself.
   void reset_peaks();
   [[nodiscard]] std::int64_t committed_steps() const { return committed_steps_; }
+  /// By which the front end multiplies the loss, or its gradients, until the step's end; the update takes it out again.
+  [[nodiscard]] double loss_scale() const { return scaler_.scale(); }
   [[nodiscard]] int rank() const { return communicator_.rank(); }
   [[nodiscard]] int world() const { return communicator_.size(); }
   [[nodiscard]] const Communicator& communicator() const { return communicator_; }
@@ -339,6 +342,7 @@ class Engine {
   MeshPlace place_;
   ModelLayout layout_;
   ModelParts split_;  ///< its parts are in groups_
+  LossScaler scaler_;
   std::unique_ptr<OperationTable> operations_;
   std::unique_ptr<OwnOperations> own_;
   ParameterStore::Counters counters_;

@@ -52,6 +52,7 @@ struct StepResult {
   double grad_norm = 0.0;         ///< L2 norm of the averaged, unclipped gradient; exact, see kernels/norm
   double clip_coefficient = 1.0;  ///< factor of clipping
   double lr = 0.0;                ///< of the first group with a trainable parameter
+  double loss_scale = 1.0;        ///< that this step's gradients had; not in grad_norm
   bool preempted =
       false;  ///< a rank was asked to make room (SIGTERM, see zeroth.preemption): save, and end with kExitPreempted
   std::optional<FirstOffender> first_offender{};

@@ -25,7 +25,7 @@ namespace zeroth {
 
 enum class StateKind : std::uint8_t {
   kParameter,  ///< at rest, in the dtype of computation
-  kMaster,     ///< what a 16-bit parameter lacks of its float32 value, see master_of()
+  kMaster,     ///< of 16-bit parameters, see master_of()
   kOptimizer,  ///< declared by the optimizer
   kSums,       ///< reduced gradients that have memory of their own, outside of buckets
 };

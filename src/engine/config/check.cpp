@@ -397,6 +397,9 @@ void check_together(const Config& config, const Document& document, Problems& pr
                   .got = std::move(got),
                   .hint = std::move(hint)});
   };
+  if (config.bf16 && config.fp16.enabled) {
+    add("/fp16/enabled", "bf16 and fp16 are both enabled", "one of them", "both", "bf16 needs no loss scale");
+  }
   if (!problems.touches("/optimizer")) check_optimizer(config.optimizer, add);
   if (!problems.touches("/zero_optimization") && !problems.touches("/zeroth")) check_degrees(config.zero, add);
   if (!problems.touches("/scheduler")) {

@@ -144,6 +144,40 @@ constexpr std::array kKeys{
                          .text = "Compute in bfloat16; masters, accumulation and reduction stay fp32. The "
                                  "section may also be called `bfloat16`."}),
 
+    bind<&Config::fp16, &LossScaling::enabled>(
+        {.pointer = "/fp16/enabled",
+         .text = "Compute in float16, under a loss scale; masters, accumulation and reduction stay fp32."}),
+    bind<&Config::fp16_auto_cast>({.pointer = "/fp16/auto_cast",
+                                   .text = "Floating-point inputs of the model's forward are cast to float16. From "
+                                           "Python."}),
+    bind<&Config::fp16, &LossScaling::static_scale>({.pointer = "/fp16/loss_scale",
+                                                     .kind = KeyKind::kNumber,
+                                                     .text = "A loss scale that stays; 0: one that adapts.",
+                                                     .default_text = "0 (adapts)",
+                                                     .bounds = kNotNegative}),
+    bind<&Config::fp16, &LossScaling::initial_power>({.pointer = "/fp16/initial_scale_power",
+                                                      .kind = KeyKind::kInteger,
+                                                      .text = "The first scale is 2 to this power.",
+                                                      .lowest = 0,
+                                                      .highest = 120}),
+    bind<&Config::fp16, &LossScaling::window>({.pointer = "/fp16/loss_scale_window",
+                                               .kind = KeyKind::kInteger,
+                                               .text = "After so many steps without overflow the scale doubles.",
+                                               .lowest = 1}),
+    bind<&Config::fp16, &LossScaling::hysteresis>({.pointer = "/fp16/hysteresis",
+                                                   .kind = KeyKind::kInteger,
+                                                   .text = "Overflows until the scale halves.",
+                                                   .lowest = 1,
+                                                   .highest = kMaxInt}),
+    bind<&Config::fp16, &LossScaling::consecutive_hysteresis>(
+        {.pointer = "/fp16/consecutive_hysteresis",
+         .text = "A step without overflow restores the hysteresis; false: only the growth of the scale does."}),
+    bind<&Config::fp16, &LossScaling::min_scale>(
+        {.pointer = "/fp16/min_loss_scale",
+         .kind = KeyKind::kNumber,
+         .text = "The smallest scale. A step that overflows there ends the training, with the parameter's name.",
+         .bounds = kPositive}),
+
     bind<&Config::optimizer, &OptimizerConfig::type>(
         {.pointer = "/optimizer/type",
          .kind = KeyKind::kChoice,
@@ -434,6 +468,10 @@ constexpr std::array kKeys{
         {.pointer = "/zeroth/broadcast_buffers",
          .text = "Before each forward in training every rank takes rank 0's buffers (running statistics and the like), "
                  "so that a model does not depend on which rank exports it."}),
+    bind<&Config::runtime, &RuntimeConfig::cast>(
+        {.pointer = "/zeroth/cast",
+         .text = "A model in float32 takes the dtype that `bf16.enabled` or `fp16.enabled` names, with its buffers, as "
+                 "by `model.to(dtype)`; false: such a model is an error."}),
     bind<&Config::runtime, &RuntimeConfig::compute_copies>(
         {.pointer = "/zeroth/compute_copies",
          .text = "Units compute with copies of the parameters, as they always do on a GPU: on the CPU it takes memory "

@@ -47,16 +47,14 @@ constexpr std::array kKeys{
     flag("/dataloader_drop_last", "the program owns its data; it decides about the last batch"),
     flag("/use_data_before_expert_parallelism", kParallel),
 
-    section("/fp16",
-            "enabled|auto_cast|loss_scale|initial_scale_power|loss_scale_window|hysteresis|"
-            "consecutive_hysteresis|min_loss_scale|fp16_master_weights_and_grads",
-            "training in fp16 and its loss scaling are not built; bf16 needs no scaling"),
+    flag("/fp16/fp16_master_weights_and_grads", kMasters),
     flag("/bf16/bf16_master_weights_and_grads", kMasters),
     flag("/bf16/bf16_optimizer_states", kMasters),
     section("/torch_autocast", "enabled|dtype|lower_precision_safe_modules", "autocast is not built; use bf16.enabled"),
     section("/amp", "", "apex is not supported; use bf16.enabled"),
     value("/data_types/grad_accum_dtype", KeyKind::kAny, "null|\"fp32\"", kLowReduction),
-    value("/data_types/param_dtype", KeyKind::kAny, "null", "parameters have the dtype of the model, or bf16"),
+    value("/data_types/param_dtype", KeyKind::kAny, "null",
+          "parameters have the dtype of the model, or of bf16 or fp16"),
     value("/data_types/buffer_dtype", KeyKind::kAny, "null", "buffers have the dtype of the model"),
 
     flag("/optimizer/params/bias_correction", kRule, "true"),

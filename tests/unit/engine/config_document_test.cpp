@@ -153,14 +153,14 @@ TEST(ConfigDocument, AllProblemsAreReportedTogether) {
   const std::string text = R"({
   "train_batch_size": 0,
   "zero_optimization": {"stge": 3, "stage": 4},
-  "fp16": {"enabled": true},
+  "amp": {"enabled": true},
   "optimizer": {"type": "AdamV", "params": {"lr": -1}}
 })";
   const std::vector<ConfigProblem> problems = problems_of(text);
   std::vector<std::string> pointers;
   for (const ConfigProblem& problem : problems) pointers.push_back(problem.pointer);
   EXPECT_THAT(pointers, ::testing::UnorderedElementsAre("/train_batch_size", "/zero_optimization/stge",
-                                                        "/zero_optimization/stage", "/fp16", "/optimizer/type",
+                                                        "/zero_optimization/stage", "/amp", "/optimizer/type",
                                                         "/optimizer/params/lr"));
   try {
     static_cast<void>(read(text));

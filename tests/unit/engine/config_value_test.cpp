@@ -100,6 +100,14 @@ Config any_config() {
   out.data_parallel_size = maybe_size();
   out.gradient_clipping = *any_double(0.0, 1e300);
   out.bf16 = *rc::gen::arbitrary<bool>();
+  out.fp16 = {.enabled = !out.bf16 && *rc::gen::arbitrary<bool>(),
+              .static_scale = *any_double(0.0, 1e300),
+              .initial_power = static_cast<int>(any_int(0, 120)),
+              .window = any_int(1, 1'000'000),
+              .hysteresis = static_cast<int>(any_int(1, 100)),
+              .consecutive_hysteresis = *rc::gen::arbitrary<bool>(),
+              .min_scale = *any_double(1e-300, 1e300)};
+  out.fp16_auto_cast = *rc::gen::arbitrary<bool>();
   out.optimizer = any_optimizer();
   out.scheduler = any_scheduler();
   out.zero = {.stage = static_cast<int>(any_int(0, 3)),
@@ -122,6 +130,7 @@ Config any_config() {
                  .end_stuck_after_ms = any_int(0, 604'800'000),
                  .max_nonfinite_steps = static_cast<int>(any_int(1, 2147483646)),
                  .broadcast_buffers = *rc::gen::arbitrary<bool>(),
+                 .cast = *rc::gen::arbitrary<bool>(),
                  .compute_copies = *rc::gen::arbitrary<bool>(),
                  .execution = *rc::gen::element(ExecutionMode::kInline, ExecutionMode::kChaos),
                  .chaos_seed = any_int(0, std::numeric_limits<std::int64_t>::max() - 1),
@@ -168,7 +177,7 @@ TEST(ConfigValue, NoTextBreaksTheReader) {
 
 TEST(ConfigValue, TheDigestCoversWhatRanksMustShare) {
   const Config plain;
-  std::vector<Config> differ(11);
+  std::vector<Config> differ(13);
   differ[0].zero.stage = 3;
   differ[1].optimizer.lr = std::nextafter(1e-3, 1.0);
   differ[2].bf16 = true;
@@ -180,6 +189,8 @@ TEST(ConfigValue, TheDigestCoversWhatRanksMustShare) {
   differ[8].runtime.reduction = Reduction::kTransport;
   differ[9].runtime.check_calls = true;
   differ[10].runtime.uneven = Uneven::kJoin;
+  differ[11].fp16.enabled = true;
+  differ[12].runtime.cast = false;
   for (const Config& config : differ) {
     EXPECT_NE(config.digest(), plain.digest());
     EXPECT_EQ(shared_differences(plain.shared_json(), config.shared_json()).size(), 1U) << config.to_json();
@@ -321,7 +332,7 @@ TEST(ConfigSamples, AnAutoDocumentListsWhatToFillIn) {
 
 TEST(ConfigSamples, AnOffloadDocumentIsRefusedByName) {
   const std::vector<ConfigProblem> problems = problems_of(R"({
-    "train_batch_size": 8, "fp16": {"enabled": true},
+    "train_batch_size": 8, "amp": {"enabled": true},
     "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": true},
       "offload_param": {"device": "nvme", "nvme_path": "/local_nvme"}, "zero_quantized_weights": true}})");
   std::vector<std::string> pointers;
@@ -329,7 +340,7 @@ TEST(ConfigSamples, AnOffloadDocumentIsRefusedByName) {
     pointers.push_back(problem.pointer);
     EXPECT_EQ(problem.what, "Zeroth cannot do this");
   }
-  EXPECT_THAT(pointers, ::testing::UnorderedElementsAre("/fp16", "/zero_optimization/offload_optimizer",
+  EXPECT_THAT(pointers, ::testing::UnorderedElementsAre("/amp", "/zero_optimization/offload_optimizer",
                                                         "/zero_optimization/offload_param",
                                                         "/zero_optimization/zero_quantized_weights"));
 }
@@ -338,7 +349,7 @@ TEST(ConfigReference, ListsEveryKeyOnce) {
   const std::string page = config::reference_markdown();
   EXPECT_THAT(page, HasSubstr("| `zero_optimization.stage` | an integer from 0 to 3 | `0` | yes |"));
   EXPECT_THAT(page, HasSubstr("| `zero_optimization.overlap_comm` | true or false, or null |"));
-  EXPECT_THAT(page, HasSubstr("| `fp16` | \"enabled\": false |"));
+  EXPECT_THAT(page, HasSubstr("| `amp` | \"enabled\": false |"));
   const std::size_t at = page.find("```json");
   ASSERT_NE(at, std::string::npos);
   const std::size_t begin = page.find('{', at);
