@@ -71,6 +71,7 @@ void bind_core(py::module_& module) {
       .def("__repr__", [](const Config& config) { return "zeroth.Config(" + config.to_json() + ")"; })
       .def_property_readonly("zero_stage", [](const Config& config) { return config.zero.stage; })
       .def_property_readonly("optimizer_type", [](const Config& config) { return config.optimizer.type; })
+      .def_property_readonly("fp16_auto_cast", [](const Config& config) { return config.fp16_auto_cast; })
       .def_property_readonly("gradient_accumulation_steps",
                              [](const Config& config) { return config.gradient_accumulation_steps; })
       .def_property_readonly("train_micro_batch_size_per_gpu",
@@ -135,6 +136,7 @@ void bind_core(py::module_& module) {
       .def_readonly("grad_norm", &StepResult::grad_norm)
       .def_readonly("clip_coefficient", &StepResult::clip_coefficient)
       .def_readonly("lr", &StepResult::lr)
+      .def_readonly("loss_scale", &StepResult::loss_scale)
       .def_readonly("preempted", &StepResult::preempted)
       .def_readonly("first_offender", &StepResult::first_offender)
       .def_readonly("times", &StepResult::times)

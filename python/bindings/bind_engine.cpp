@@ -143,8 +143,9 @@ class Engine {
       put_buffer(index, std::move(copy), /*written=*/true);
     }
   }
-  void begin(std::size_t unit) {
+  void begin(std::size_t unit, const std::vector<at::Tensor>& inputs) {
     running_[unit].push_back(std::make_unique<UnitScope>(base().runtime(), static_cast<int>(unit)));
+    running_[unit].back()->follow_inputs(inputs);
   }
   void end(std::size_t unit, const std::vector<at::Tensor>& outputs) {
     if (running_[unit].empty()) return;  // dropped: its forward failed before
@@ -200,17 +201,17 @@ class UnitHooks {
   }
   void before(const py::handle& module, const py::tuple& args, const py::dict& kwargs) {
     if (engine_ == nullptr) return;
-    if (unit_ == 0) {
-      std::vector<at::Tensor> inputs;
+    std::vector<at::Tensor> inputs;
+    if (unit_ == 0 || engine_->base().config().fp16.enabled) {
       collect(args, inputs);
       collect(kwargs, inputs);
-      require_device(inputs);
     }
+    if (unit_ == 0) require_device(inputs);
     const bool trains = unit_ == 0 && module.attr("training").cast<bool>();
     if (trains) engine_->own_buffers();
     const py::gil_scoped_release no_gil;
     if (trains) engine_->base().share_buffers();
-    engine_->begin(unit_);
+    engine_->begin(unit_, inputs);
   }
   void after(const py::handle& /*module*/, const py::handle& /*args*/, const py::handle& output) {
     if (engine_ == nullptr) return;
@@ -411,8 +412,13 @@ void bind_engine(py::module_& module) {
            py::arg("groups"), py::arg("group_of"), py::arg("config"), py::arg("world"), py::arg("log_level"),
            py::arg("progress_every_s"), py::arg("json_log"), py::arg("hooks"))
       .def(
-          "open_backward", [](Engine& self, const at::Tensor& loss) { return self.base().open_backward(loss); },
-          NoGil())
+          "open_backward",
+          [](Engine& self, const at::Tensor& loss, const std::optional<at::Tensor>& gradient) {
+            const std::uint64_t seen = self.base().open_backward(loss);
+            const at::Tensor first = self.base().first_gradient(loss, gradient.value_or(at::Tensor()));
+            return std::pair(seen, first.defined() ? std::optional(first) : std::nullopt);
+          },
+          py::arg("loss"), py::arg("gradient"), NoGil())
       .def(
           "close_backward", [](Engine& self, std::uint64_t seen) { self.base().close_backward(seen); }, NoGil())
       .def(
@@ -525,6 +531,7 @@ void bind_engine(py::module_& module) {
       .def_property_readonly("world_size", [](Engine& self) { return self.base().world_size(); })
       .def_property_readonly("steps", [](Engine& self) { return self.base().core().committed_steps(); })
       .def_property_readonly("config", [](Engine& self) { return self.base().config(); })
+      .def_property_readonly("loss_scale", [](Engine& self) { return self.base().core().loss_scale(); })
       .def_property_readonly("learning_rates", [](Engine& self) { return self.base().core().learning_rates(); })
       .def(
           "set_group",

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
 from zeroth import _C, _ending, _guards, _hypers, _place, _state, _units, _watch
@@ -54,9 +55,11 @@ class Engine:
     Ownership: the module stays the user's and its parameters are the same objects. The engine owns their memory until
     close(). `module(x)` is the same call as `engine(x)`.
     Collective and blocking: all ranks build the engine with the same model and configuration. Rank 0's parameters and
-    buffers are copied to all ranks.
-    Parameters: dense float32, bfloat16 or float64, frozen ones of any dtype with elements of 1, 2, 4 or 8 bytes, on the
-    CPU or on one CUDA device. Without a trainable one the engine gathers and evaluates, and step() is refused.
+    buffers are copied to all ranks. If the configuration enables bf16 or fp16, a model in float32 is cast to it first,
+    in place, parameters and buffers, as by model.to(dtype).
+    Parameters: dense float32, float64, bfloat16, or with fp16.enabled float16; frozen ones of any dtype with elements
+    of 1, 2, 4 or 8 bytes; on the CPU or on one CUDA device. Without a trainable one the engine gathers and evaluates,
+    and step() is refused.
     Raises Error, with nothing changed: CONFIG, MODEL, MISMATCH, OUT_OF_MEMORY, ENVIRONMENT, USAGE, and errors of the
     transport.
     """
@@ -135,6 +138,9 @@ class Engine:
             )
             self._handles.append(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
             self._handles.append(module.register_forward_hook(hooks.after, always_call=True))
+        if self._config.fp16_auto_cast:
+            cast = functools.partial(_cast_inputs, torch.float16)
+            self._handles.append(model.register_forward_pre_hook(cast, prepend=True, with_kwargs=True))
         if self._core.gathers_parameters:
             inside = [
                 (path, module)
@@ -159,11 +165,13 @@ class Engine:
 
     def backward(self, loss: torch.Tensor, *, gradient: torch.Tensor | None = None, retain_graph: bool = False) -> None:
         """Calls loss.backward(gradient, retain_graph), with the same result. `loss`: a tensor with a graph, a scalar
-        unless `gradient` is given. `retain_graph`: the graph serves another backward. May block for other ranks. Raises
-        Error MODEL if `loss` does not require a gradient."""
-        seen = self._core.open_backward(loss)
+        unless `gradient` is given. `retain_graph`: the graph serves another backward. With fp16 it begins with the loss
+        scale, so that a loss in float32 from float16 outputs keeps small gradients; those of parameters outside of the
+        engine have the scale, too. May block for other ranks. Raises Error MODEL if `loss` does not require a
+        gradient."""
+        seen, first = self._core.open_backward(loss, gradient)
         try:
-            loss.backward(gradient, retain_graph)  # type: ignore[no-untyped-call]
+            loss.backward(first, retain_graph)  # type: ignore[no-untyped-call]
         except BaseException as error:
             self._core.fail_backward()
             if (known := _guards.error_of(error)) is not None:
@@ -335,6 +343,12 @@ class Engine:
     def world_size(self) -> int:
         """Number of ranks in the job."""
         return self._world_size
+
+    @property
+    def loss_scale(self) -> float:
+        """By which fp16 multiplies the gradients of the next step; 1.0 without fp16. StepResult.loss_scale is that of a
+        step."""
+        return self._core.loss_scale
 
     @property
     def steps(self) -> int:
@@ -595,6 +609,17 @@ def _refuse_subclasses(kind: str, tensors: Iterable[tuple[str, torch.Tensor]]) -
                 if kind == "parameter"
                 else f"it is a {type(tensor).__name__}: keep it as an ordinary attribute, which no rank shares",
             )
+
+
+def _cast_inputs(
+    dtype: torch.dtype, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs with all floating-point tensors cast to `dtype`."""
+
+    def cast(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    return tree_map(cast, (args, kwargs))  # type: ignore[no-any-return]
 
 
 def _look_again(

@@ -43,6 +43,9 @@ void EngineBase::backward(const at::Tensor& loss) {
 std::uint64_t EngineBase::open_backward(const at::Tensor& loss) {
   return runtime_->open_backward(loss);
 }
+at::Tensor EngineBase::first_gradient(const at::Tensor& loss, const at::Tensor& gradient) const {
+  return runtime_->first_gradient(loss, gradient);
+}
 void EngineBase::close_backward(std::uint64_t seen) {
   runtime_->close_backward(seen);
 }

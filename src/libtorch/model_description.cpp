@@ -143,7 +143,7 @@ DType dtype_of(const at::Tensor& tensor, const std::string& name) {
   throw Error(ErrorCode::kModel, "a parameter has a dtype that is not trained here",
               {.where = "libtorch.scan",
                .which = name,
-               .expected = "float64, float32 or bfloat16",
+               .expected = "float64, float32, bfloat16 or float16",
                .got = c10::toString(tensor.scalar_type()),
                .hint = "convert the model, say with model.to(torch.bfloat16), or freeze the parameter and leave it out "
                        "of the parameter groups"});

@@ -1,11 +1,13 @@
 #include "libtorch/node_owners.h"
 
+#include "libtorch/loss_scale.h"
 #include "libtorch/runtime.h"
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
 #include <pthread.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <algorithm>
 #include <atomic>
@@ -18,6 +20,7 @@ namespace {
 constexpr std::size_t kMostRanges = 16'384;
 
 std::atomic<NodeOwners*> table{nullptr};
+std::atomic<bool> watches_entries{false};  // some engine was made that scales its loss
 
 /// Nodes that the running node makes.
 class MadeByNode final : public at::ObserverContext {
@@ -38,6 +41,35 @@ struct Known {
 };
 thread_local Known known;
 
+bool is_of_forward(const NodeOwners::Owners& owners, const std::shared_ptr<Runtime>& runtime) {
+  return std::ranges::any_of(
+      owners.list, [&](const NodeOwners::Owner& owner) { return owner.runtime == runtime && !owner.use->reads; });
+}
+
+/// Engines whose backward began without the scale: no edge of the node that runs may lead into their forwards past the
+/// nodes that bring it.
+void look_at_entries(const NodeOwners::Owners& owners) {
+  NodeOwners& nodes = NodeOwners::instance();
+  const auto node = torch::autograd::get_current_node();
+  if (!node || LossScale::is_entry(*node)) return;
+  for (const std::shared_ptr<Runtime>& runtime : nodes.watched()) {
+    if (!runtime->scales_entries()) continue;
+    if (is_of_forward(owners, runtime)) {
+      if (!runtime->in_backward()) runtime->refuse_entry("");
+      continue;
+    }
+    for (const torch::autograd::Edge& edge : node->next_edges()) {
+      if (!edge.function || LossScale::is_entry(*edge.function)) continue;
+      if (const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(edge.function.get())) {
+        if (const std::string name = runtime->name_of_parameter(leaf->variable); !name.empty())
+          runtime->refuse_entry(name);
+      } else if (is_of_forward(nodes.owners(edge.function->thread_id(), edge.function->sequence_nr()), runtime)) {
+        runtime->refuse_entry("");
+      }
+    }
+  }
+}
+
 /// Torch's callback before a node runs. Torch logs what is thrown here and goes on, so nothing is.
 std::unique_ptr<at::ObserverContext> before_node(const at::RecordFunction& function) {
   if (function.seqNr() < 0) return nullptr;  // an accumulator of a leaf
@@ -46,6 +78,7 @@ std::unique_ptr<at::ObserverContext> before_node(const at::RecordFunction& funct
   const auto node = static_cast<std::uint64_t>(function.seqNr());
   const std::uint64_t thread = function.forwardThreadId();
   NodeOwners& nodes = NodeOwners::instance();
+  if (watches_entries.load(std::memory_order_relaxed)) look_at_entries(nodes.owners(thread, node));
   // Within backward, grad mode is on only for create_graph.
   const bool makes_nodes = at::GradMode::is_enabled();
   if (!makes_nodes && task == known.graph_task && thread == known.thread && node >= known.begin && node < known.end &&
@@ -78,6 +111,30 @@ NodeOwners& NodeOwners::instance() {
 
 NodeOwners::NodeOwners() = default;
 
+void NodeOwners::watch_entries(const std::shared_ptr<Runtime>& runtime) {
+  const std::lock_guard lock(mutex_);
+  watched_.emplace_back(runtime);
+  watches_entries = true;
+}
+
+std::vector<std::shared_ptr<Runtime>> NodeOwners::watched() {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(watched_, [](const auto& one) { return one.expired(); });
+  watches_entries = !watched_.empty();
+  std::vector<std::shared_ptr<Runtime>> all;
+  for (const auto& one : watched_) {
+    if (auto runtime = one.lock()) all.push_back(std::move(runtime));
+  }
+  return all;
+}
+
+bool NodeOwners::runs_node_of(const Runtime& runtime) {
+  const auto node = torch::autograd::get_current_node();
+  if (!node) return false;
+  const Owners found = owners(node->thread_id(), node->sequence_nr());
+  return std::ranges::any_of(found.list, [&](const Owner& owner) { return owner.runtime.get() == &runtime; });
+}
+
 NodeOwners::Range* NodeOwners::find(Thread& thread, Id id) {
   if (id == kNone || id < thread.base || id - thread.base >= thread.ranges.size()) return nullptr;
   return &thread.ranges[id - thread.base];
@@ -96,7 +153,8 @@ NodeOwners::Id NodeOwners::push(Thread& thread, const std::shared_ptr<Runtime>& 
                            .parent = thread.open.empty() ? kNone : thread.open.back(),
                            .runtime = runtime,
                            .use = use,
-                           .invocation = use->invocation});
+                           .invocation = use->invocation,
+                           .reads = use->reads});
   const Id id = thread.base + thread.ranges.size() - 1;
   thread.open.push_back(id);
   return id;
@@ -142,8 +200,8 @@ NodeOwners::Owners NodeOwners::owners(std::uint64_t thread_number, std::uint64_t
     if (!runtime) continue;
     std::shared_ptr<UnitUse> use = range->use.lock();
     if (!use) {
-      use = std::make_shared<UnitUse>(
-          UnitUse{.invocation = range->invocation, .thread = thread_number, .first_node = range->first});
+      use = std::make_shared<UnitUse>(UnitUse{
+          .invocation = range->invocation, .reads = range->reads, .thread = thread_number, .first_node = range->first});
       range->use = use;
     }
     found.list.push_back({std::move(runtime), std::move(use)});

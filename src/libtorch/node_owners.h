@@ -52,6 +52,13 @@ class NodeOwners {
   [[nodiscard]] Owners owners(std::uint64_t thread, std::uint64_t node);
   [[nodiscard]] std::uint64_t generation() const { return generation_.load(std::memory_order_relaxed); }
 
+  /// From now on no gradient enters the forwards of `runtime` without its loss scale unnoticed, see LossScale.
+  void watch_entries(const std::shared_ptr<Runtime>& runtime);
+
+  /// The node that runs now was made in a forward of `runtime`.
+  [[nodiscard]] bool runs_node_of(const Runtime& runtime);
+  [[nodiscard]] std::vector<std::shared_ptr<Runtime>> watched();
+
   /// While a node of `owners` runs and makes nodes for a further backward: opens ranges of the same units, or the last
   /// ones again if they have the same owners.
   [[nodiscard]] std::vector<Id> open_again(const std::vector<Owner>& owners);
@@ -69,6 +76,7 @@ class NodeOwners {
     std::weak_ptr<Runtime> runtime{};
     std::weak_ptr<UnitUse> use{};  ///< gone with the graph behind the unit's outputs
     Invocation invocation{};
+    bool reads = false;
   };
   /// Of one thread: ranges in the order of their beginning. `ranges[i]` has the id `base + i`.
   struct Thread {
@@ -83,6 +91,7 @@ class NodeOwners {
   bool close(Thread& thread, Id id);
 
   std::mutex mutex_;
+  std::vector<std::weak_ptr<Runtime>> watched_;
   std::atomic<std::uint64_t> generation_{1};  ///< number of changes
   std::unordered_map<std::uint64_t, Thread> threads_;
 };

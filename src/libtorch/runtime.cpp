@@ -1,7 +1,9 @@
 #include "libtorch/runtime.h"
 
 #include "libtorch/buffers.h"
+#include "libtorch/model_cast.h"
 #include "libtorch/model_scan.h"
+#include "libtorch/node_owners.h"
 #include "libtorch/safetensors_export.h"
 #include "libtorch/version_check.h"
 
@@ -98,19 +100,6 @@ std::string json_log_of(const EngineOptions& options) {
   return options.json_log.empty() && variable != nullptr ? variable : options.json_log;
 }
 
-/// The engine converts nothing: the model's own dtypes decide, and the document must not say something else.
-void require_dtype_of_config(const Config& config, const ModelDescription& model) {
-  const bool any =
-      std::ranges::any_of(model.params, [](const ParamSpec& spec) { return spec.dtype == DType::kBFloat16; });
-  ZR_CHECK(!config.bf16 || any, ErrorCode::kConfig, "bf16 is enabled, but the model has no bfloat16 parameter",
-           {.where = "libtorch",
-            .which = "bf16.enabled",
-            .expected = "a model in bfloat16",
-            .got = model.params.empty() ? "no parameters" : std::string(name_of(model.params[0].dtype)),
-            .hint = "call model.to(torch.bfloat16) before the engine is built (in C++ model->to(torch::kBFloat16)); "
-                    "masters and sums stay float32"});
-}
-
 }  // namespace
 
 Runtime::Runtime(Config config, ModelDescription model)
@@ -145,7 +134,7 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
   require_same_torch();
   config.validate();
   std::shared_ptr<Runtime> runtime(new Runtime(std::move(config), std::move(model)));
-  require_dtype_of_config(runtime->config_, runtime->model_);
+  OriginalValues originals = cast_model(runtime->config_, runtime->model_);
   runtime->log_ = Logger(world.rank(), world.size(), options.log_level, json_log_of(options));
   runtime->step_log_.set_every(options.progress_every);
   runtime->rethrow_ = options.rethrow;
@@ -174,6 +163,7 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
       copies ? std::make_unique<DeviceCopies>(slots.device(), runtime->core_->layout(), runtime->core_->settings().plan)
              : nullptr);
   libtorch::require_shareable(runtime->model_, runtime->core_->communicator());  // before any parameter is taken
+  originals.forget();
   runtime->core_->initialize([&slots](int param) { return slots.initial_value(param); },
                              [&slots](int unit) { slots.drop_initial(unit); });
   if (const std::string buffer = libtorch::share_buffers(runtime->model_, runtime->core_->communicator());
@@ -183,6 +173,8 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
   slots.take_versions();
   runtime->traffic_->reset();
   runtime->install_hooks(options);
+  runtime->loss_scale_ = std::make_unique<LossScale>(runtime->weak_from_this());
+  if (runtime->scales_loss()) NodeOwners::instance().watch_entries(runtime);
   if (options.guard_gradients) runtime->guards_.make();
   return runtime;
 }
@@ -211,6 +203,10 @@ void Runtime::announce(const World& world) const {
                   ", masters, sums of gradients and moments " + wide);
   }
   for (const std::string& line : dtypes) log_.progress(line);
+  if (!scales_loss()) return;
+  const LossScaling& fp16 = config_.fp16;
+  log_.progress(fp16.is_dynamic() ? "loss scale 2^" + std::to_string(fp16.initial_power) + ", adapts"
+                                  : "loss scale " + std::to_string(fp16.static_scale) + ", stays");
 }
 
 void Runtime::add_operations() {
@@ -231,9 +227,7 @@ void Runtime::install_hooks(const EngineOptions& options) {
     const at::Tensor& tensor = model_.tensors[param];
     trainable_.push_back(static_cast<int>(param));
     tensor.mutable_grad().reset();
-    if (model_.params[param].dtype == DType::kBFloat16) {
-      widths_.add(static_cast<int>(param));
-    }
+    if (size_of(model_.params[param].dtype) == 2) widths_.add(static_cast<int>(param));
     auto previous = std::move(torch::autograd::impl::post_acc_grad_hooks(tensor));
     torch::autograd::impl::set_post_acc_grad_hooks(
         tensor, std::make_unique<GradientHook>(
@@ -267,7 +261,7 @@ Runtime::~Runtime() {
   }
 }
 
-std::shared_ptr<UnitUse> Runtime::begin(int unit) {
+std::shared_ptr<UnitUse> Runtime::begin(int unit, UnitScope::Kind kind) {
   require_own_process();
   // Inside a backward it is a checkpoint around the whole model.
   if (unit == 0 && torch::autograd::get_current_graph_task_id() == -1) settle();
@@ -281,7 +275,59 @@ std::shared_ptr<UnitUse> Runtime::begin(int unit) {
     evaluates_ = !at::GradMode::is_enabled();  // inside, a reentrant checkpoint has none in training either
   use->invocation = core_->begin_forward(unit, evaluates_ && !at::GradMode::is_enabled() && !in_backward_);
   core_->pre_forward(use->invocation);
+  use->reads = kind == UnitScope::Kind::kReading;
+  if (!scales_loss() || use->reads) return use;
+  use->outermost = depth_++ == 0 && !NodeOwners::instance().runs_node_of(*this);
+  if (use->outermost) loss_scale_->suspend();
   return use;
+}
+
+void Runtime::follow_inputs(const UnitUse& use, const std::vector<at::Tensor>& inputs) {
+  if (use.outermost) loss_scale_->open_inputs(inputs);
+}
+
+void Runtime::end_scale(const UnitUse& use, const std::vector<at::Tensor>& outputs) {
+  if (!use.outermost) return;
+  loss_scale_->close_inputs();
+  loss_scale_->scale_outputs(outputs, use.first_node);
+}
+
+void Runtime::leave_forward(const UnitUse& use) noexcept {
+  if (!scales_loss() || use.reads) return;
+  --depth_;
+  if (!use.outermost) return;
+  loss_scale_->close_inputs();
+  loss_scale_->resume();
+}
+
+std::string Runtime::name_of_parameter(const at::Tensor& tensor) const {
+  for (std::size_t param = 0; param < model_.params.size(); ++param) {
+    if (model_.params[param].trainable && slots_.tensor(static_cast<int>(param)).is_same(tensor))
+      return model_.params[param].name;
+  }
+  return "";
+}
+
+void Runtime::refuse_entry(const std::string& parameter) noexcept {
+  const std::lock_guard lock(hooks_);
+  if (deferred_) return;
+  try {
+    throw Error(ErrorCode::kModel, "a gradient would enter the model without the loss scale",
+                {.where = "libtorch.loss_scale",
+                 .which = parameter.empty() ? "a tensor that left a forward beside its outputs" : parameter,
+                 .expected = "gradients through the outputs of the model's forward",
+                 .got = parameter.empty() ? "" : "a use of the parameter outside of it",
+                 .hint = "call engine.backward(loss) instead of loss.backward(), or use the parameter inside "
+                         "engine.gathered(parameter)"});
+  } catch (...) {
+    deferred_ = std::current_exception();
+  }
+}
+
+at::Tensor Runtime::first_gradient(const at::Tensor& loss, const at::Tensor& gradient) const {
+  if (!scales_loss()) return gradient;
+  const at::NoGradGuard no_grad;
+  return gradient.defined() ? gradient * core_->loss_scale() : at::full_like(loss, core_->loss_scale());
 }
 
 bool Runtime::shares_buffers() const {
@@ -309,11 +355,13 @@ Next Runtime::begin_batch(bool has_batch) {
 }
 
 void Runtime::end(const std::shared_ptr<UnitUse>& use, Ended ended) {
+  leave_forward(*use);
   core_->post_forward(use->invocation, ended.awaits_backward);
   backwards_.end_forward(use, ended.through_outputs);
 }
 
 void Runtime::drop(const UnitUse& use) noexcept {
+  leave_forward(use);
   core_->drop_forward(use.invocation);
 }
 
@@ -365,6 +413,7 @@ void Runtime::settle() {
 }
 
 void Runtime::fail_backward() {
+  begins_with_scale_ = false;
   const std::exception_ptr deferred = std::exchange(deferred_, nullptr);
   if (in_backward_) {
     settle();
@@ -428,7 +477,7 @@ void Runtime::gradient(int param, const at::Tensor& parameter) {
 void Runtime::backward(const at::Tensor& loss) {
   const std::uint64_t seen = open_backward(loss);
   try {
-    loss.backward();
+    loss.backward(first_gradient(loss, {}));
   } catch (...) {
     fail_backward();
     throw;
@@ -446,10 +495,12 @@ std::uint64_t Runtime::open_backward(const at::Tensor& loss) {
             .expected = "a tensor that requires grad",
             .got = loss.defined() ? "requires_grad is false" : "an undefined tensor",
             .hint = "compute it from the model's output, outside NoGradGuard, and do not detach() it"});
+  begins_with_scale_ = scales_loss();
   return backwards_.number();
 }
 
 void Runtime::close_backward(std::uint64_t seen) {
+  begins_with_scale_ = false;
   // A loss that none of the engine's parameters was part of: this rank contributes nothing.
   if (backwards_.number() == seen) core_->end_backward();
 }

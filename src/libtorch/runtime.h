@@ -3,6 +3,7 @@
 
 #include "libtorch/gradient_guards.h"
 #include "libtorch/gradient_widths.h"
+#include "libtorch/loss_scale.h"
 #include "libtorch/slots.h"
 #include "libtorch/step_log.h"
 #include "libtorch/unit_backwards.h"
@@ -39,7 +40,26 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Runtime& operator=(const Runtime&) = delete;
   ~Runtime();
 
-  [[nodiscard]] std::shared_ptr<UnitUse> begin(int unit);
+  [[nodiscard]] std::shared_ptr<UnitUse> begin(int unit, UnitScope::Kind kind);
+  void follow_inputs(const UnitUse& use, const std::vector<at::Tensor>& inputs);
+  /// Before end(): the forward's outputs get the loss scale.
+  void end_scale(const UnitUse& use, const std::vector<at::Tensor>& outputs);
+  [[nodiscard]] bool scales_loss() const { return config_.fp16.enabled; }
+  [[nodiscard]] LossScale& loss_scale() { return *loss_scale_; }
+  /// What a node of LossScale multiplies by or divides by in the backward that runs.
+  [[nodiscard]] double scale_of_backward(bool divides) const {
+    return divides || !begins_with_scale_ ? core_->loss_scale() : 1.0;
+  }
+  /// The backward began without the scale.
+  [[nodiscard]] bool scales_entries() const { return !begins_with_scale_ && ::getpid() == owner_; }
+  [[nodiscard]] bool in_backward() const { return in_backward_; }
+  /// "" for another tensor.
+  [[nodiscard]] std::string name_of_parameter(const at::Tensor& tensor) const;
+  [[nodiscard]] bool is_parameter(const at::Tensor& tensor) const { return !name_of_parameter(tensor).empty(); }
+  /// A gradient gets into a forward without the scale: by a parameter, or, for "", by a tensor. Backward throws it.
+  void refuse_entry(const std::string& parameter) noexcept;
+  /// The gradient with which backward(loss) begins: `gradient`, or ones, times the scale. Undefined: torch's own.
+  [[nodiscard]] at::Tensor first_gradient(const at::Tensor& loss, const at::Tensor& gradient) const;
   void require_unwritten(int unit) const { slots_.require_unwritten(unit); }  ///< since begin()
   struct Ended {
     bool awaits_backward = false;  ///< nodes were made
@@ -114,6 +134,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// one.
   void look_at_trainability();
   void install_hooks(const EngineOptions& options);
+  void leave_forward(const UnitUse& use) noexcept;
   void enter_backward();
   void leave_backward();
 
@@ -136,6 +157,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   GradientWidths widths_{slots_};
   GradientGuards guards_{slots_, model_, trainable_};
   StepLog step_log_{log_};
+  std::unique_ptr<LossScale> loss_scale_;
+  bool begins_with_scale_ = false;  ///< the backward that runs: it is backward(), and not the loss's own
+  int depth_ = 0;                   ///< forwards that are open
   bool in_backward_ = false;
   bool evaluates_ = false;  ///< the last forward of the whole model was one without gradients
   pid_t owner_;

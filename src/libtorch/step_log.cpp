@@ -15,6 +15,7 @@ void StepLog::report(const StepResult& result) {
                        {"grad_norm", result.grad_norm},
                        {"clip_coefficient", result.clip_coefficient},
                        {"lr", result.lr},
+                       {"loss_scale", result.loss_scale},
                        {"seconds", seconds(now - stepped_at_)}});
   stepped_at_ = now;
   if (every_.count() == 0 || now - reported_at_ < every_) return;

@@ -59,9 +59,9 @@ struct UnitScope::State {
   NodeOwners::Id nodes;
 };
 
-UnitScope::UnitScope(std::shared_ptr<Runtime> runtime, int unit) {
+UnitScope::UnitScope(std::shared_ptr<Runtime> runtime, int unit, Kind kind) {
   if (!runtime) return;
-  auto use = runtime->begin(unit);
+  auto use = runtime->begin(unit, kind);
   const NodeOwners::Id nodes = NodeOwners::instance().open(runtime, use);
   state_ = std::make_unique<State>(State{std::move(runtime), std::move(use), nodes});
 }
@@ -74,9 +74,14 @@ UnitScope::~UnitScope() {
   state_->runtime->drop(*state_->use);
 }
 
+void UnitScope::follow_inputs(const std::vector<at::Tensor>& inputs) {
+  if (state_) state_->runtime->follow_inputs(*state_->use, inputs);
+}
+
 void UnitScope::finish(const std::vector<at::Tensor>& outputs) {
   if (!state_) return;
   state_->runtime->require_unwritten(state_->use->invocation.unit);
+  state_->runtime->end_scale(*state_->use, outputs);
   const std::unique_ptr<State> state = std::move(state_);
   const Nodes own = producers(outputs, state->use->first_node);
   for (const NodePointer& node : own) {
@@ -87,14 +92,26 @@ void UnitScope::finish(const std::vector<at::Tensor>& outputs) {
 }
 
 Gathered::Gathered(const std::shared_ptr<Runtime>& runtime, const std::vector<at::Tensor>& parameters) {
-  for (const int unit : runtime->units_of(parameters)) scopes_.push_back(std::make_unique<UnitScope>(runtime, unit));
+  for (const int unit : runtime->units_of(parameters))
+    scopes_.push_back(std::make_unique<UnitScope>(runtime, unit, UnitScope::Kind::kReading));
+  if (!runtime->scales_loss()) return;
+  runtime_ = runtime;
+  parameters_ = parameters;
+  runtime_->loss_scale().give(parameters_);
+}
+
+void Gathered::end_scale() noexcept {
+  if (runtime_) runtime_->loss_scale().drop(parameters_);
+  runtime_ = nullptr;
 }
 
 Gathered::~Gathered() {
+  end_scale();
   while (!scopes_.empty()) scopes_.pop_back();  // the last one first
 }
 
 void Gathered::finish() {
+  end_scale();
   while (!scopes_.empty()) {
     const std::unique_ptr<UnitScope> scope = std::move(scopes_.back());
     scopes_.pop_back();

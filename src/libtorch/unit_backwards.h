@@ -14,6 +14,8 @@ namespace zeroth::libtorch {
 struct UnitUse {
   Invocation invocation{};
   bool computed_again = false;   ///< for a checkpoint, in backward
+  bool outermost = false;        ///< a forward in no other one: the loss scale enters and leaves there
+  bool reads = false;            ///< no forward: code between Gathered's begin and end
   std::uint64_t thread = 0;      ///< autograd's number of the thread that made its nodes
   std::uint64_t first_node = 0;  ///< number of the first node that the forward could make on that thread
   std::uint64_t active_in = 0;   ///< the last backward that ran nodes of it, 0: none did

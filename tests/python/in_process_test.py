@@ -16,6 +16,7 @@ SUITES = (
     "engine",
     "forward",
     "guards",
+    "half",
     "mesh",
     "notebook",
     "options",

@@ -22,7 +22,7 @@ import zeroth
 
 STEPS = 3
 PLANS = [(0, "default"), (1, "default"), (2, "default"), (3, "default"), (3, "all"), (3, "none")]
-DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 REDUCTIONS = ((1, "per_step"), (3, "per_micro_step"), (3, "per_step"), (1, "per_micro_step"))
 CASES = {
     "all": tuple(itertools.product(DTYPES, REDUCTIONS)),
@@ -105,6 +105,7 @@ def config_of(row: Row, seed: int) -> dict[str, object]:
     (micro_steps, policy), (stage, reshard) = row["reduction"], row["plan"]
     return {
         "bf16": {"enabled": row["dtype"] == torch.bfloat16},
+        "fp16": {"enabled": row["dtype"] == torch.float16, "hysteresis": 1, "loss_scale_window": 2},
         "train_micro_batch_size_per_gpu": 3,
         "gradient_accumulation_steps": micro_steps,
         "gradient_clipping": 0.5,

@@ -269,11 +269,6 @@ class Configurations(unittest.TestCase):
         with self.assertRaisesRegex(zeroth.ConfigError, r"(?s)60 problems.*and 10 more; where: ") as caught:
             zeroth.Engine(zoo.make("plain"), many)
 
-    def test_bf16_with_a_float32_model_is_told_in_python(self) -> None:
-        for stage in STAGES:
-            with self.assertRaisesRegex(zeroth.Error, r"bf16\.enabled.*got: float32.*model\.to\(torch\.bfloat16\)"):
-                zeroth.Engine(nn.Linear(2, 2), config(stage, bf16={"enabled": True}), log_level="off")
-
 
 class Adam(unittest.TestCase):
     """Names of DeepSpeed's optimizers mean what they mean there."""

@@ -117,6 +117,9 @@ class EngineBase {
   [[nodiscard]] std::uint64_t open_backward(const at::Tensor& loss);
   void close_backward(std::uint64_t seen);
   void fail_backward();
+  /// The gradient that loss.backward() begins with between open_backward() and close_backward(): `gradient`, or ones,
+  /// times the loss scale. Undefined where torch's own ones do.
+  [[nodiscard]] at::Tensor first_gradient(const at::Tensor& loss, const at::Tensor& gradient) const;
   /// Ends a micro-step; see zeroth::Engine::step(). Collective and blocking on the last micro-step.
   StepResult step();
   /// For loops in which ranks may have different numbers of batches; zeroth.uneven decides what happens then:

@@ -12,6 +12,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -32,11 +33,14 @@ inline constexpr const char* kInnerName = "zeroth_inner";
 /// post_forward. The destructor gives the lease back if an exception came before finish().
 class UnitScope {
  public:
-  /// `runtime`: null makes all calls do nothing.
-  UnitScope(std::shared_ptr<Runtime> runtime, int unit);
+  enum class Kind : std::uint8_t { kForward, kReading };
+  /// `runtime`: null makes all calls do nothing. kReading: for code that is no forward, see Gathered.
+  UnitScope(std::shared_ptr<Runtime> runtime, int unit, Kind kind = Kind::kForward);
   UnitScope(const UnitScope&) = delete;
   UnitScope& operator=(const UnitScope&) = delete;
   ~UnitScope();
+  /// The tensors that the forward takes, before it computes: their gradients leave the engine without a loss scale.
+  void follow_inputs(const std::vector<at::Tensor>& inputs);
   /// Attaches the hooks of the unit's backward to `outputs` and ends the forward.
   void finish(const std::vector<at::Tensor>& outputs);
 
@@ -56,6 +60,10 @@ class Gathered {
   void finish();
 
  private:
+  void end_scale() noexcept;
+
+  std::shared_ptr<Runtime> runtime_;
+  std::vector<at::Tensor> parameters_;
   std::vector<std::unique_ptr<UnitScope>> scopes_;
 };
 
@@ -89,6 +97,12 @@ void collect_tensors(const T& value, std::vector<at::Tensor>& into) {
 template <class Body, class... Args>
 auto run_as_unit(std::shared_ptr<Runtime> runtime, int unit, Body&& body, Args&&... args) {
   UnitScope scope(std::move(runtime), unit);
+  std::vector<at::Tensor> inputs;
+  const auto collect_input = [&inputs](const auto& value) {
+    if constexpr (std::is_convertible_v<decltype(value), const at::Tensor&>) inputs.push_back(value);
+  };
+  (collect_input(args), ...);
+  scope.follow_inputs(inputs);
   auto result = std::forward<Body>(body)(std::forward<Args>(args)...);
   std::vector<at::Tensor> outputs;
   collect_tensors(result, outputs);
