@@ -107,9 +107,10 @@ void make_room(const std::string& checkpoint, const std::string& run) {
     remove_own(trash);
     return;
   }
-  throw Error(
-      ErrorCode::kUsage, "this step has been saved there before",
-      {.where = "checkpoint", .which = checkpoint, .hint = "save into another folder, or remove that checkpoint"});
+  throw Error(ErrorCode::kUsage, "this step has been saved there before",
+              {.where = "checkpoint",
+               .which = checkpoint,
+               .hint = "each engine needs a folder of its own; or remove that checkpoint"});
 }
 
 void write_small_file(const std::string& path, const std::string& text) {
@@ -178,7 +179,8 @@ Manifest read_manifest(const std::string& checkpoint) {
 
 PendingCheckpoint::PendingCheckpoint(const std::string& folder, std::int64_t step, std::string run)
     : folder_(folder),
-      temporary_((fs::path(folder) / (checkpoint_name(step) + std::string(kTemporary) + run)).string()),
+      run_(std::move(run)),
+      temporary_((fs::path(folder) / (checkpoint_name(step) + std::string(kTemporary) + run_)).string()),
       final_((fs::path(folder) / checkpoint_name(step)).string()) {
   std::error_code error;
   fs::create_directories(folder, error);
@@ -186,7 +188,7 @@ PendingCheckpoint::PendingCheckpoint(const std::string& folder, std::int64_t ste
     errno = error.value();
     detail::fail_io("the folder of checkpoints cannot be made", folder);
   }
-  make_room(final_, run);
+  make_room(final_, run_);
   remove_leftovers(folder);
   if (ZR_FAILPOINT_ERRNO("checkpoint.mkdir") || ::mkdir(temporary_.c_str(), 0755) != 0)
     detail::fail_io("a folder for the checkpoint cannot be made", temporary_);
@@ -215,9 +217,8 @@ void PendingCheckpoint::commit(const std::string& manifest, const Retention& ret
     detail::fail_io("the checkpoint cannot be given its name", final_);
   committed_ = true;
   detail::sync_folder(folder_);
-  const std::string run = temporary_.substr(temporary_.rfind('-') + 1);
-  write_latest(folder_, fs::path(final_).filename().string(), run);
-  remove_old(folder_, retention, run);
+  write_latest(folder_, fs::path(final_).filename().string(), run_);
+  remove_old(folder_, retention, run_);
 }
 
 }  // namespace zeroth

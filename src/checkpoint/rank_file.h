@@ -11,6 +11,8 @@
 
 namespace zeroth::detail {
 
+inline constexpr const char* kExtraKey = "extra/";  ///< before the names of the caller's tensors
+
 struct RankEntry {
   std::string key{};    ///< "blocks.0.weight/exp_avg"
   std::string dtype{};  ///< of the format

@@ -56,6 +56,7 @@ class PendingCheckpoint {
 
  private:
   std::string folder_;
+  std::string run_;
   std::string temporary_;
   std::string final_;
   int lock_ = -1;

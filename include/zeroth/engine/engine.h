@@ -311,6 +311,8 @@ class Engine {
   [[nodiscard]] std::vector<StatePiece> pieces_of(const ShardGroup& group) const;
   [[nodiscard]] Manifest describe_states() const;
   [[nodiscard]] std::string describe_all_params();
+  /// Collective, blocks. On rank 0 all of it but the files; empty on the others.
+  [[nodiscard]] Manifest make_manifest(const SaveOptions& options, const std::string& run);
   static void add_params_of_others(Manifest& manifest, const std::string& all);
   CheckpointFile write_states(const std::string& path, const SaveOptions& options);
   [[nodiscard]] static LoadReport choose_checkpoint(const std::string& path, const LoadOptions& options);

@@ -1,0 +1,235 @@
+// Engine::load(): states from the files of a checkpoint, by name and element.
+#include "checkpoint/rank_file.h"
+#include "engine/element_reader.h"
+#include "engine/hyper_text.h"
+#include "engine/own_operations.h"
+#include "engine/piece_values.h"
+#include "engine/save_outcomes.h"
+#include "engine/shard_group.h"
+#include "engine/state_pieces.h"
+
+#include <zeroth/base/error.h>
+#include <zeroth/base/text.h>
+#include <zeroth/engine/engine.h>
+#include <zeroth/engine/safetensors.h>
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <utility>
+
+namespace zeroth {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using detail::KnownFile;
+using detail::RankEntry;
+
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  std::vector<std::string> extents;
+  for (const std::int64_t extent : shape) extents.push_back(std::to_string(extent));
+  return "[" + join(extents, ", ") + "]";
+}
+
+/// The first few of a list, for an error.
+std::string few(const std::vector<std::string>& names) {
+  constexpr std::size_t kMost = 10;
+  const std::vector<std::string> first(names.begin(),
+                                       names.begin() + static_cast<std::ptrdiff_t>(std::min(kMost, names.size())));
+  return join(first, ", ") + (names.size() > kMost ? " and " + std::to_string(names.size() - kMost) + " more" : "");
+}
+
+}  // namespace
+
+/// What a load has read, before anything is changed.
+struct Engine::StatesRead {
+  std::vector<StatePiece> pieces{};
+  std::vector<std::vector<std::byte>> values{};  ///< one a piece
+  std::vector<GroupHyper> groups{};
+  std::vector<std::int64_t> updates{};  ///< one a parameter; -1: not there
+};
+
+LoadReport Engine::load(const std::string& path, const LoadOptions& options) {
+  require_between_steps("engine.load");
+  return together([&] {
+    sync(own_->load);
+    for (const auto& group : groups_) group->complete_uses();
+    LoadReport report;
+    // Rank 0 chooses, and all read the same one.
+    const Json said = Json::parse(on_first_rank(communicator_, "no checkpoint could be loaded", [&] {
+      const LoadReport chosen = choose_checkpoint(path, options);
+      return Json{{"path", chosen.path}, {"skipped", chosen.skipped}}.dump(-1, ' ', false,
+                                                                           Json::error_handler_t::replace);
+    }));
+    report.path = said.at("path").get<std::string>();
+    report.skipped = said.at("skipped").get<std::vector<std::string>>();
+    if (report.path.empty()) return report;
+
+    // First everything is read and compared, then everything is changed, on all ranks or on none.
+    StatesRead read;
+    (void)on_all_ranks(communicator_, "a checkpoint could not be loaded, and nothing was changed", [&] {
+      report.manifest = read_manifest(report.path);
+      read = read_states(report, options);
+      return Files{};
+    });
+    take_states(read, report.manifest);
+    report.user = report.manifest.user;
+    if (report.manifest.world == world())
+      report.user_of_rank = report.manifest.user_of_rank[static_cast<std::size_t>(rank())];
+    return report;
+  });
+}
+
+LoadReport Engine::choose_checkpoint(const std::string& path, const LoadOptions& options) {
+  namespace fs = std::filesystem;
+  LoadReport report;
+  std::error_code error;
+  if (fs::exists(fs::path(path) / kManifestFile, error)) {
+    (void)read_manifest(path);
+    report.path = path;
+    return report;
+  }
+  for (const CheckpointEntry& entry : list_checkpoints(path)) {
+    try {
+      (void)read_manifest(entry.path);
+      report.path = entry.path;
+      return report;
+    } catch (const Error& bad) {
+      report.skipped.push_back(entry.path + ": " + bad.what());
+    }
+  }
+  if (options.if_any && report.skipped.empty()) return report;
+  throw Error(ErrorCode::kCheckpoint, "there is no checkpoint",
+              {.where = "engine.load",
+               .which = path,
+               .expected = "a checkpoint, or a folder with checkpoints",
+               .got = report.skipped.empty() ? "none" : zeroth::join(report.skipped, "; ")});
+}
+
+/// A group gets the hyper-parameters that its parameters had: groups may be numbered in another way there.
+std::vector<GroupHyper> Engine::hypers_of(const Manifest& manifest,
+                                          const std::map<std::string, const CheckpointParam*>& params,
+                                          const std::string& path, const LoadOptions& options) const {
+  std::vector<GroupHyper> groups = settings_.groups;
+  std::vector<int> theirs(groups.size(), -1);
+  for (const ParamSpec& spec : layout_.params) {
+    const auto found = params.find(spec.name);
+    if (found == params.end()) continue;
+    int& group = theirs[static_cast<std::size_t>(spec.group)];
+    const int said = found->second->group;
+    ZR_CHECK(said >= 0 && static_cast<std::size_t>(said) < manifest.groups.size(), ErrorCode::kCheckpoint,
+             "a parameter of a checkpoint is in no group", {.where = "engine.load", .which = path + ", " + spec.name});
+    ZR_CHECK(group < 0 || group == said || !options.strict ||
+                 manifest.groups[static_cast<std::size_t>(group)] == manifest.groups[static_cast<std::size_t>(said)],
+             ErrorCode::kCheckpoint, "parameters of one group had different hyper-parameters",
+             {.where = "engine.load",
+              .which = path + ", " + spec.name,
+              .expected = manifest.groups[static_cast<std::size_t>(std::max(group, 0))],
+              .got = manifest.groups[static_cast<std::size_t>(said)],
+              .hint = "build the engine with the same parameter groups; strict = false takes those of the first"});
+    if (group < 0) group = said;
+  }
+  for (std::size_t group = 0; group < groups.size(); ++group) {
+    if (theirs[group] >= 0) groups[group] = hyper_of(manifest.groups[static_cast<std::size_t>(theirs[group])], path);
+  }
+  return groups;
+}
+
+Engine::StatesRead Engine::read_states(LoadReport& report, const LoadOptions& options) {
+  const Manifest& manifest = report.manifest;
+  std::vector<KnownFile> files;
+  std::map<std::string, std::vector<Source>> sources;
+  for (std::size_t index = 0; index < manifest.files.size(); ++index) {
+    files.emplace_back(report.path, manifest.files[index]);
+    for (RankEntry& entry : detail::read_header(files.back()))
+      sources[entry.key].push_back({.file = index, .entry = std::move(entry)});
+  }
+  std::map<std::string, const CheckpointParam*> params;
+  for (const CheckpointParam& param : manifest.params) params[param.name] = &param;
+
+  StatesRead read;
+  std::vector<std::string> other_shapes;
+  for (const auto& group : groups_) {
+    for (StatePiece& piece : pieces_of(*group)) {
+      const ParamSpec& spec = layout_.params[static_cast<std::size_t>(piece.param)];
+      const std::string key = piece.key(spec);
+      const bool of_this_rank = piece.state.find('@') != std::string::npos;
+      if (of_this_rank && manifest.world != world()) continue;  // nobody's: the ranks are others
+      const auto found = sources.find(key);
+      if (found == sources.end()) {
+        report.missing.push_back(key);
+        continue;
+      }
+      const RankEntry& first = found->second.front().entry;
+      if (first.range.logical != piece.has.logical || first.dtype != safetensors_dtype(piece.dtype)) {
+        other_shapes.push_back(key + ": " + first.dtype + " " + shape_text(first.range.logical) + " there, " +
+                               safetensors_dtype(piece.dtype) + " " + shape_text(piece.has.logical) + " here");
+        continue;
+      }
+      std::vector<std::byte> values(array_bytes(piece.has.size(), piece.dtype));
+      if (!read_elements(piece.has, size_of(piece.dtype), found->second, files, values)) {
+        throw Error(ErrorCode::kCheckpoint, "a checkpoint lacks elements of a state",
+                    {.where = "engine.load", .which = report.path + ", " + key});
+      }
+      read.values.push_back(std::move(values));
+      read.pieces.push_back(std::move(piece));
+    }
+  }
+  ZR_CHECK(other_shapes.empty(), ErrorCode::kCheckpoint, "a checkpoint has states of other shapes or dtypes",
+           {.where = "engine.load", .which = report.path, .got = few(other_shapes)});
+  std::set<std::string> own;
+  for (const ParamSpec& spec : layout_.params) own.insert(spec.name);
+  const bool whole_model = std::ranges::all_of(groups_, [](const auto& group) { return group->has_all_ranks(); });
+  for (const CheckpointParam& param : manifest.params) {
+    if (whole_model && !own.contains(param.name)) report.unexpected.push_back(param.name);
+  }
+  ZR_CHECK(!options.strict || (report.missing.empty() && report.unexpected.empty()), ErrorCode::kCheckpoint,
+           "a checkpoint is of another model or optimizer",
+           {.where = "engine.load",
+            .which = report.path,
+            .expected = "every parameter and state of this one, and no others",
+            .got = (report.missing.empty() ? "" : "missing " + few(report.missing)) +
+                   (report.missing.empty() || report.unexpected.empty() ? "" : "; ") +
+                   (report.unexpected.empty() ? "" : "beyond the model " + few(report.unexpected)),
+            .hint = "strict = false keeps what is there for what is missing"});
+  read.groups = hypers_of(manifest, params, report.path, options);
+  for (const CheckpointState& extra : manifest.extras) {
+    const auto found = sources.find(detail::kExtraKey + extra.name);
+    ZR_CHECK(found != sources.end(), ErrorCode::kCheckpoint, "a checkpoint lacks a tensor of its manifest",
+             {.where = "engine.load", .which = report.path + ", " + extra.name});
+    const Source& source = found->second.front();
+    LoadedExtra loaded{.about = extra, .data = std::vector<std::byte>(static_cast<std::size_t>(source.entry.bytes))};
+    files[source.file].read(source.entry.begin, loaded.data);
+    report.extras.push_back(std::move(loaded));
+  }
+  read.updates.assign(layout_.params.size(), -1);
+  for (std::size_t param = 0; param < layout_.params.size(); ++param) {
+    const auto found = params.find(layout_.params[param].name);
+    if (found != params.end()) read.updates[param] = found->second->updates;
+  }
+  return read;
+}
+
+void Engine::take_states(const StatesRead& read, const Manifest& manifest) {
+  for (std::size_t index = 0; index < read.pieces.size(); ++index)
+    store(read.pieces[index], read.values[index], *kernels_, resources_->gather_stream);
+  settings_.groups = read.groups;
+  for (const auto& group : groups_) {
+    std::vector<std::int64_t> updates = group->updates();
+    for (std::size_t index = 0; index < updates.size(); ++index) {
+      const std::int64_t said = read.updates[static_cast<std::size_t>(group->part().params[index])];
+      if (said >= 0) updates[index] = said;
+    }
+    group->set_updates(std::move(updates));
+  }
+  committed_steps_ = manifest.step;
+  kernels_->settle(resources_->gather_stream);
+  communicator_.barrier("the states of a checkpoint");
+  for (const auto& group : groups_) group->parameters().publish();
+  kernels_->settle(resources_->gather_stream);
+}
+
+}  // namespace zeroth

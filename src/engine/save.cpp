@@ -1,0 +1,187 @@
+// Engine::save(): states of all ranks to files, by name and element.
+#include "checkpoint/rank_file.h"
+#include "engine/hyper_text.h"
+#include "engine/own_operations.h"
+#include "engine/piece_values.h"
+#include "engine/save_outcomes.h"
+#include "engine/shard_group.h"
+#include "engine/state_pieces.h"
+#include "engine/texts.h"
+
+#include <zeroth/base/error.h>
+#include <zeroth/engine/engine.h>
+#include <zeroth/engine/safetensors.h>
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <optional>
+#include <random>
+#include <set>
+#include <utility>
+
+namespace zeroth {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using detail::RankEntry;
+
+std::string random_name() {
+  std::random_device random;
+  std::array<char, 24> text{};
+  std::snprintf(text.data(), text.size(), "%08x%08x", random(), random());
+  return text.data();
+}
+
+}  // namespace
+
+void Engine::require_between_steps(const char* where) const {
+  ZR_CHECK(!had_backward_ && micro_step_ == 0, ErrorCode::kUsage, "a checkpoint in the middle of a step",
+           {.where = where,
+            .expected = "a call after the last micro-step's step(), before the next backward",
+            .got = std::to_string(micro_step_) + " of " + std::to_string(settings_.micro_steps) + " micro-steps",
+            .hint = "call step() or zero_grad() first"});
+}
+
+std::vector<StatePiece> Engine::pieces_of(const ShardGroup& group) const {
+  std::vector<StatePiece> pieces = state_pieces(group.layout(), group.memory(), group.writes_states(), rank());
+  for (StatePiece& piece : pieces) piece.param = group.part().params[static_cast<std::size_t>(piece.param)];
+  return pieces;
+}
+
+Manifest Engine::describe_states() const {
+  Manifest manifest{.version = settings_.version,
+                    .step = committed_steps_,
+                    .world = world(),
+                    .plan = settings_.plan.name,
+                    .optimizer = std::string(optimizer_->name()),
+                    .configuration = settings_.configuration};
+  for (const GroupHyper& group : settings_.groups) manifest.groups.push_back(text_of(group));
+  for (const ParamSpec& spec : layout_.params) {
+    manifest.params.push_back({.name = spec.name,
+                               .shape = spec.logical_shape.empty() ? spec.shape : spec.logical_shape,
+                               .dtype = safetensors_dtype(spec.dtype),
+                               .trainable = spec.trainable,
+                               .group = spec.group,
+                               .aliases = spec.aliases});
+  }
+  for (const auto& group : groups_) {
+    for (std::size_t index = 0; index < group->part().params.size(); ++index) {
+      manifest.params[static_cast<std::size_t>(group->part().params[index])].updates = group->updates()[index];
+    }
+    for (const StatePiece& piece : pieces_of(*group)) {
+      if (piece.state.find('@') != std::string::npos) continue;  // of every rank's own
+      std::vector<CheckpointState>& states = manifest.params[static_cast<std::size_t>(piece.param)].states;
+      states.push_back({.name = piece.state, .dtype = safetensors_dtype(piece.dtype), .shape = piece.has.logical});
+    }
+  }
+  return manifest;
+}
+
+std::string Engine::save(const std::string& folder, const SaveOptions& options) {
+  require_between_steps("engine.save");
+  return together([&] {
+    sync(own_->save);
+    const std::string run = random_name();
+    std::optional<PendingCheckpoint> pending;  // of rank 0
+    const std::string path = on_first_rank(communicator_, "a checkpoint could not be begun", [&] {
+      pending.emplace(folder, committed_steps_, run);
+      return pending->path();
+    });
+    const std::vector<Files> files = on_all_ranks(communicator_, "a checkpoint could not be written", [&] {
+      return Files{write_states((std::filesystem::path(path) / rank_file_name(rank())).string(), options)};
+    });
+    Manifest manifest = make_manifest(options, run);
+    return on_first_rank(communicator_, "a checkpoint could not be committed", [&] {
+      for (const Files& of_rank : files) manifest.files.push_back(of_rank.at(0));
+      pending->commit(to_text(manifest), options.retention);
+      return pending->final_path();
+    });
+  });
+}
+
+Manifest Engine::make_manifest(const SaveOptions& options, const std::string& run) {
+  std::vector<std::string> users = gather_texts(options.user_of_rank, communicator_);
+  const std::string params = describe_all_params();
+  Manifest manifest;
+  if (rank() != 0) return manifest;
+  manifest = describe_states();
+  add_params_of_others(manifest, params);
+  manifest.run = run;
+  manifest.user = options.user;
+  manifest.user_of_rank = std::move(users);
+  for (const ExtraTensor& extra : options.extras) manifest.extras.push_back(extra.about);
+  return manifest;
+}
+
+CheckpointFile Engine::write_states(const std::string& path, const SaveOptions& options) {
+  std::vector<StatePiece> pieces;
+  for (const auto& group : groups_) {
+    for (StatePiece& piece : pieces_of(*group)) {
+      if (piece.writes.size() > 0) pieces.push_back(std::move(piece));
+    }
+  }
+  std::vector<RankEntry> entries;
+  for (const StatePiece& piece : pieces) {
+    BoxRange range = piece.has;
+    range.begin = piece.writes.begin;
+    range.end = piece.writes.end;
+    entries.push_back({.key = piece.key(layout_.params[static_cast<std::size_t>(piece.param)]),
+                       .dtype = safetensors_dtype(piece.dtype),
+                       .range = std::move(range)});
+  }
+  if (rank() == 0) {
+    for (const ExtraTensor& extra : options.extras) {
+      std::int64_t elements = 1;
+      for (const std::int64_t extent : extra.about.shape) elements *= extent;
+      const std::uint64_t element = detail::bytes_of_dtype(extra.about.dtype);
+      ZR_CHECK(element > 0 && static_cast<std::uint64_t>(elements) * element == extra.data.size(), ErrorCode::kUsage,
+               "a tensor for a checkpoint has bytes that do not fit it",
+               {.where = "engine.save", .which = extra.about.name, .got = std::to_string(extra.data.size())});
+      entries.push_back({.key = detail::kExtraKey + extra.about.name,
+                         .dtype = extra.about.dtype,
+                         .range = BoxRange::of_whole(extra.about.shape, 0, elements)});
+    }
+  }
+  const std::string header = detail::make_header(entries);
+  std::uint64_t bytes = header.size();
+  for (const RankEntry& entry : entries) bytes += entry.bytes;
+  detail::NewFile file(path, bytes);
+  file.write(std::as_bytes(std::span(header)));
+  for (const StatePiece& piece : pieces) {
+    each_written_part(piece, *kernels_, resources_->gather_stream,
+                      [&file](std::span<const std::byte> part) { file.write(part); });
+  }
+  if (rank() == 0) {
+    for (const ExtraTensor& extra : options.extras) file.write(extra.data);
+  }
+  return file.finish();
+}
+
+std::string Engine::describe_all_params() {
+  // Ranks whose groups have other parameters (stages of a pipeline) name theirs; else nobody has to.
+  const bool alike = std::ranges::all_of(groups_, [](const auto& group) { return group->has_all_ranks(); });
+  if (alike) return "";
+  Json json = Json::array();
+  const Manifest own = describe_states();
+  Manifest bare{.world = 1, .params = own.params, .user_of_rank = {""}, .files = {{.name = "none"}}};
+  const std::vector<std::string> all = gather_texts(to_text(bare), communicator_);
+  for (const std::string& text : all) json.push_back(text);
+  return json.dump();
+}
+
+void Engine::add_params_of_others(Manifest& manifest, const std::string& all) {
+  if (all.empty()) return;
+  std::set<std::string> names;
+  for (const CheckpointParam& param : manifest.params) names.insert(param.name);
+  for (const Json& text : Json::parse(all)) {
+    for (CheckpointParam& param : manifest_of(text.get<std::string>(), "a rank's parameters").params) {
+      if (names.insert(param.name).second) manifest.params.push_back(std::move(param));
+    }
+  }
+}
+
+}  // namespace zeroth

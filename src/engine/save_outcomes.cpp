@@ -1,0 +1,86 @@
+#include "engine/save_outcomes.h"
+
+#include "engine/texts.h"
+
+#include <zeroth/base/text.h>
+
+#include <nlohmann/json.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
+
+namespace zeroth {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+}  // namespace
+
+std::string outcome_text(const Error* error, const Files& files) {
+  Json json = Json::object();
+  if (error != nullptr) {
+    json = {{"code", slug(error->code())}, {"text", error->what()}};
+  } else {
+    Json list = Json::array();
+    for (const CheckpointFile& file : files)
+      list.push_back({{"name", file.name}, {"bytes", file.bytes}, {"chunks", file.chunks}});
+    json["files"] = std::move(list);
+  }
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+std::string outcome_of_call(const std::function<Files()>& work) {
+  try {
+    return outcome_text(nullptr, work());
+  } catch (const Error& error) {
+    return outcome_text(&error, {});
+  } catch (const std::bad_alloc& error) {
+    const Error own = error_of(error);
+    return outcome_text(&own, {});
+  }
+}
+
+Files files_of(const std::string& outcome) {
+  const Json json = Json::parse(outcome);
+  Files files;
+  for (const Json& file : json.at("files")) {
+    files.push_back({.name = file.at("name"),
+                     .bytes = file.at("bytes"),
+                     .chunks = file.at("chunks").get<std::vector<std::uint64_t>>()});
+  }
+  return files;
+}
+
+void throw_if_any_failed(const std::vector<std::string>& outcomes, const char* what) {
+  std::vector<int> failed;
+  for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
+    if (Json::parse(outcomes[rank]).contains("code")) failed.push_back(static_cast<int>(rank));
+  }
+  if (failed.empty()) return;
+  const Json first = Json::parse(outcomes[static_cast<std::size_t>(failed.front())]);
+  throw Error(code_of_slug(first.at("code").get<std::string>()).value_or(ErrorCode::kIo), what,
+              {.where = "engine.checkpoint",
+               .who = ranks_text(failed) + " of " + std::to_string(outcomes.size()),
+               .got = first.at("text").get<std::string>()});
+}
+
+std::vector<Files> on_all_ranks(const Communicator& communicator, const char* what,
+                                const std::function<Files()>& work) {
+  const std::vector<std::string> outcomes = gather_texts(outcome_of_call(work), communicator);
+  throw_if_any_failed(outcomes, what);
+  std::vector<Files> files;
+  for (const std::string& outcome : outcomes) files.push_back(files_of(outcome));
+  return files;
+}
+
+std::string on_first_rank(const Communicator& communicator, const char* what,
+                          const std::function<std::string()>& work) {
+  std::string said;
+  if (communicator.rank() == 0) said = outcome_of_call([&] { return Files{{.name = work()}}; });
+  said = broadcast_text(std::move(said), 0, communicator);
+  throw_if_any_failed({said}, what);
+  return files_of(said).at(0).name;
+}
+
+}  // namespace zeroth
