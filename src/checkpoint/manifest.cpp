@@ -115,6 +115,7 @@ Manifest parse(std::string_view text) {
   manifest.optimizer = json.at("optimizer");
   manifest.configuration = json.at("configuration");
   manifest.groups = json.at("groups").get<std::vector<std::string>>();
+  manifest.loss_scaler = json.value("loss_scaler", "");  // not in the first files of this format
   manifest.user = json.at("user");
   manifest.user_of_rank = json.at("user_of_rank").get<std::vector<std::string>>();
   require(manifest.step >= 0 && manifest.world >= 1 && manifest.world <= kMostRanks, "a number cannot be");
@@ -145,6 +146,7 @@ std::string to_text(const Manifest& manifest) {
                {"optimizer", manifest.optimizer},
                {"configuration", manifest.configuration},
                {"groups", manifest.groups},
+               {"loss_scaler", manifest.loss_scaler},
                {"user", manifest.user},
                {"user_of_rank", manifest.user_of_rank}};
   Json params = Json::array();

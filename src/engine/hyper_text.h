@@ -1,6 +1,7 @@
-// Hyper-parameters of a group as text in a checkpoint.
+// Hyper-parameters of a group, and the state of a loss scaler, as text in a checkpoint.
 #pragma once
 
+#include <zeroth/optim/loss_scaler.h>
 #include <zeroth/optim/optimizer.h>
 
 #include <string>
@@ -12,5 +13,9 @@ namespace zeroth {
 
 /// `where`: the checkpoint, for errors. Throws kCheckpoint.
 [[nodiscard]] GroupHyper hyper_of(const std::string& text, const std::string& where);
+
+/// The same for a loss scaler.
+[[nodiscard]] std::string text_of(const LossScaler::State& state);
+[[nodiscard]] LossScaler::State scaler_state_of(const std::string& text, const std::string& where);
 
 }  // namespace zeroth

@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -49,6 +50,7 @@ struct Engine::StatesRead {
   std::vector<StatePiece> pieces{};
   std::vector<std::vector<std::byte>> values{};  ///< one a piece
   std::vector<GroupHyper> groups{};
+  std::optional<LossScaler::State> scaler{};
   std::vector<std::int64_t> updates{};  ///< one a parameter; -1: not there
 };
 
@@ -195,6 +197,7 @@ Engine::StatesRead Engine::read_states(LoadReport& report, const LoadOptions& op
                    (report.missing.empty() || report.unexpected.empty() ? "" : "; ") +
                    (report.unexpected.empty() ? "" : "beyond the model " + few(report.unexpected)),
             .hint = "strict = false keeps what is there for what is missing"});
+  if (!manifest.loss_scaler.empty()) read.scaler = scaler_state_of(manifest.loss_scaler, report.path);
   read.groups = hypers_of(manifest, params, report.path, options);
   for (const CheckpointState& extra : manifest.extras) {
     const auto found = sources.find(detail::kExtraKey + extra.name);
@@ -217,6 +220,7 @@ void Engine::take_states(const StatesRead& read, const Manifest& manifest) {
   for (std::size_t index = 0; index < read.pieces.size(); ++index)
     store(read.pieces[index], read.values[index], *kernels_, resources_->gather_stream);
   settings_.groups = read.groups;
+  if (read.scaler) scaler_.set_state(*read.scaler);
   for (const auto& group : groups_) {
     std::vector<std::int64_t> updates = group->updates();
     for (std::size_t index = 0; index < updates.size(); ++index) {

@@ -29,12 +29,15 @@ class PieceReader {
   std::span<const std::byte> values(std::int64_t at, std::int64_t n) {
     const std::int64_t in_piece = at - piece_.has.begin;
     const std::size_t bytes = array_bytes(n, piece_.dtype);
-    if (!piece_.halved) return on_host(piece_.data + array_bytes(in_piece, piece_.dtype), bytes, values_);
+    if (piece_.master == Master::kNone)
+      return on_host(piece_.data + array_bytes(in_piece, piece_.dtype), bytes, values_);
+    const std::int64_t in_masters = at - piece_.master_range.begin;
+    if (piece_.master == Master::kWhole)
+      return on_host(piece_.master_data + array_bytes(in_masters, piece_.dtype), bytes, values_);
     const std::span<const std::byte> high =
         on_host(piece_.data + array_bytes(in_piece, DType::kBFloat16), array_bytes(n, DType::kBFloat16), high_);
     const std::span<const std::byte> low =
-        on_host(reinterpret_cast<const std::byte*>(piece_.low + (at - piece_.low_range.begin)),
-                static_cast<std::size_t>(n) * sizeof(std::int16_t), low_);
+        on_host(piece_.master_data + array_bytes(in_masters, DType::kBFloat16), array_bytes(n, DType::kBFloat16), low_);
     masters_.resize(static_cast<std::size_t>(n));
     for (std::int64_t i = 0; i < n; ++i) {
       masters_[static_cast<std::size_t>(i)] = join_master(reinterpret_cast<const BFloat16*>(high.data())[i],
@@ -66,18 +69,21 @@ void each_written_part(const StatePiece& piece, Kernels& kernels, const Stream& 
 }
 
 void store(const StatePiece& piece, const std::vector<std::byte>& values, Kernels& kernels, const Stream& stream) {
-  if (!piece.halved) return kernels.copy(piece.data, values.data(), values.size(), stream);
-  const std::int64_t n = piece.has.size();
-  std::vector<BFloat16> high(static_cast<std::size_t>(n));
-  std::vector<std::int16_t> low(static_cast<std::size_t>(n));
-  for (std::int64_t i = 0; i < n; ++i) {
-    const auto at = static_cast<std::size_t>(i);
-    split_master(reinterpret_cast<const float*>(values.data())[i], high[at], low[at]);
+  if (piece.master == Master::kNone) return kernels.copy(piece.data, values.data(), values.size(), stream);
+  const std::span masters(reinterpret_cast<const float*>(values.data()), static_cast<std::size_t>(piece.has.size()));
+  const auto first = static_cast<std::size_t>(std::max<std::int64_t>(piece.master_range.begin - piece.has.begin, 0));
+  const auto kept = static_cast<std::size_t>(piece.master_range.size());
+  if (piece.master == Master::kWhole) {
+    std::vector<Float16> rounded(masters.begin(), masters.end());
+    kernels.copy(piece.data, rounded.data(), rounded.size() * sizeof(Float16), stream);
+    kernels.copy(piece.master_data, masters.data() + first, kept * sizeof(float), stream);
+  } else {
+    std::vector<BFloat16> high(masters.size());
+    std::vector<std::int16_t> low(masters.size());
+    for (std::size_t i = 0; i < masters.size(); ++i) split_master(masters[i], high[i], low[i]);
+    kernels.copy(piece.data, high.data(), high.size() * sizeof(BFloat16), stream);
+    kernels.copy(piece.master_data, low.data() + first, kept * sizeof(std::int16_t), stream);
   }
-  kernels.copy(piece.data, high.data(), high.size() * sizeof(BFloat16), stream);
-  const auto first = static_cast<std::size_t>(std::max<std::int64_t>(piece.low_range.begin - piece.has.begin, 0));
-  kernels.copy(piece.low, low.data() + first, static_cast<std::size_t>(piece.low_range.size()) * sizeof(std::int16_t),
-               stream);
   kernels.settle(stream);
 }
 

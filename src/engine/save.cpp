@@ -60,6 +60,7 @@ Manifest Engine::describe_states() const {
                     .optimizer = std::string(optimizer_->name()),
                     .configuration = settings_.configuration};
   for (const GroupHyper& group : settings_.groups) manifest.groups.push_back(text_of(group));
+  if (settings_.loss_scaling.is_dynamic()) manifest.loss_scaler = text_of(scaler_.state());
   for (const ParamSpec& spec : layout_.params) {
     manifest.params.push_back({.name = spec.name,
                                .shape = spec.logical_shape.empty() ? spec.shape : spec.logical_shape,

@@ -63,12 +63,12 @@ std::vector<StatePiece> state_pieces(const ModelLayout& model, const ModelMemory
       piece.data = data + array_bytes(entry_of(model, row, part.begin), row.dtype);
       const auto master = masters.find(row.flat);
       if (row.kind == StateKind::kParameter && master != masters.end()) {
-        const StateRow& low = master->second->row;
-        const Range low_part = intersect(segment.range(), low.range);
+        const StateRow& kept = master->second->row;
+        const Range kept_part = intersect(segment.range(), kept.range);
         piece.dtype = flat.accumulation();
-        piece.halved = true;
-        piece.low_range = {low_part.begin - segment.offset, low_part.end - segment.offset};
-        piece.low = reinterpret_cast<std::int16_t*>(master->second->data) + (low_part.begin - low.range.begin);
+        piece.master = master_of(flat.dtype);
+        piece.master_range = {kept_part.begin - segment.offset, kept_part.end - segment.offset};
+        piece.master_data = master->second->data + array_bytes(kept_part.begin - kept.range.begin, kept.dtype);
       }
       pieces.push_back(std::move(piece));
     }

@@ -20,10 +20,11 @@ struct StatePiece {
   /// Elements [begin, end) of the box that this rank writes. Each element of a tensor is written by one rank; ranks
   /// write the same number of them, to one block.
   Range writes{};
-  std::byte* data = nullptr;  ///< of has.begin: values, or, if they are halved, the upper halves of float32 masters
-  bool halved = false;
-  std::int16_t* low = nullptr;  ///< lower halves of the elements `low_range`
-  Range low_range{};            ///< elements of the box; contains `writes`
+  /// Of has.begin: values, or the 16-bit parameters of which the masters are kept in another place.
+  std::byte* data = nullptr;
+  Master master = Master::kNone;     ///< how float32 values are kept
+  std::byte* master_data = nullptr;  ///< lower halves or whole masters of the elements `master_range`
+  Range master_range{};              ///< elements of the box; contains `writes`
   /// The label of its range in a file: "blocks.0.weight/exp_avg".
   [[nodiscard]] std::string key(const ParamSpec& spec) const { return spec.name + "/" + state; }
 };

@@ -56,7 +56,12 @@ ToyTraining training_of(int zero_stage, int world, DType dtype = DType::kFloat32
   training.model.dtype = dtype;
   training.model.frozen_blocks = {1};
   training.model.tie_first_two = true;
-  training.model.round_gradients = dtype == DType::kBFloat16;
+  training.model.round_gradients = size_of(dtype) == 2;
+  if (dtype == DType::kFloat16) {
+    training.tamper = [](int, ToyStructure&, EngineSettings& settings) {
+      settings.loss_scaling = {.enabled = true, .initial_power = 4, .window = 1};
+    };
+  }
   training.reports_memory = false;
   return training;
 }
@@ -76,6 +81,9 @@ ToyOutcome resume_from(ToyTraining training, const std::string& path) {
   training.at_start = [path](Engine& engine, ToyModel&) {
     const LoadReport report = engine.load(path);
     require(report.manifest.step == 3 && engine.committed_steps() == 3, "the step that was loaded");
+    const bool adapts = engine.settings().loss_scaling.is_dynamic();
+    require(!adapts || engine.loss_scale() == 64,
+            "the loss scale that was saved: it grew in the second and third step");
   };
   return train_toy(training);
 }
@@ -89,7 +97,7 @@ std::string difference_of_ends(const ToyOutcome& whole, const ToyOutcome& resume
 
 class CheckpointResume : public ::testing::TestWithParam<DType> {};
 INSTANTIATE_TEST_SUITE_P(DTypes, CheckpointResume,
-                         ::testing::Values(DType::kFloat32, DType::kBFloat16, DType::kFloat64),
+                         ::testing::Values(DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kFloat64),
                          [](const auto& test) { return std::string(name_of(test.param)); });
 
 TEST_P(CheckpointResume, HasTheBitsOfTheRunThatWentOnAtEveryStage) {

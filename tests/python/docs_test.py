@@ -100,6 +100,30 @@ class DocsTest(unittest.TestCase):
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                 self.assertTrue(done.stdout or "--check" in only_say)
 
+    def test_the_example_that_is_killed_goes_on_with_the_same_losses(self) -> None:
+        def run(ranks: int, *arguments: str) -> tuple[int, list[str]]:
+            done = subprocess.run(
+                [job.RUN, "-n", str(ranks), *forked.python(), str(ROOT / "examples/resume/train.py"), *arguments],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+            return done.returncode, [line for line in done.stdout.splitlines() if "loss" in line or "goes on" in line]
+
+        with tempfile.TemporaryDirectory() as scratch:
+            _, whole = run(2, f"{scratch}/whole")
+            self.assertEqual(len(whole), 8)
+            code, _ = run(2, f"{scratch}/cut", "--stop", "15")
+            self.assertEqual(code, 128 + 9)
+            code, rest = run(2, f"{scratch}/cut")
+            self.assertEqual((code, rest[1:]), (0, whole[2:]))
+            self.assertIn("step-00000010, written by 2 ranks", rest[0])
+            code, elsewhere = run(3, f"{scratch}/cut", "--stage", "1", "--steps", "45")
+            self.assertEqual((code, len(elsewhere)), (0, 2))
+
     def test_the_loop_and_its_twin_differ_in_few_lines_and_in_no_digit(self) -> None:
         folder = ROOT / "examples/torch_loop"
         plain = subprocess.run(

@@ -60,6 +60,7 @@ struct Manifest {
   std::vector<std::string> groups{};  ///< hyper-parameters, as JSON; doubles as hexadecimal text
   std::vector<CheckpointParam> params{};
   std::vector<CheckpointState> extras{};    ///< tensors of the caller, in the file of rank 0, whole
+  std::string loss_scaler{};                ///< JSON, as groups; "" without a loss scale that adapts
   std::string user{};                       ///< JSON of the caller
   std::vector<std::string> user_of_rank{};  ///< JSON, one a rank
   std::vector<CheckpointFile> files{};      ///< one a rank
