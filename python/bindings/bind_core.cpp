@@ -159,6 +159,7 @@ void bind_core(py::module_& module) {
       .def_readonly("resident", &MemoryReport::resident)
       .def_readonly("transport", &MemoryReport::transport)
       .def_readonly("pss", &MemoryReport::pss)
+      .def_readonly("checkpoint_copy", &MemoryReport::checkpoint_copy)
       .def_readonly("compute_copies", &MemoryReport::compute_copies)
       .def("__str__", [](const MemoryReport& report) { return to_text(report); });
 }

@@ -383,6 +383,10 @@ std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units, std::st
   return std::make_shared<Engine>(std::move(model), std::move(config), world, std::move(options));
 }
 
+SaveOptions save_options(const std::string& user, const std::string& user_of_rank, int keep_last, int keep_every) {
+  return {.retention = {.keep_last = keep_last, .keep_every = keep_every}, .user = user, .user_of_rank = user_of_rank};
+}
+
 const char* name_of(Next next) {
   switch (next) {
     case Next::kBatch:
@@ -406,6 +410,16 @@ void bind_engine(py::module_& module) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
 
   py::class_<libtorch::Gathered>(module, "Gathered").def("finish", &libtorch::Gathered::finish, NoGil());
+
+  py::class_<SaveHandle>(module, "SaveHandle", "A save that runs behind the training: Engine.save(async_=True).")
+      .def_property_readonly("path", &SaveHandle::path, "Final name of the checkpoint; it is there after wait().")
+      .def("done", &SaveHandle::done,
+           "True when the save has ended, well or not. Never blocks; ranks may get different answers.")
+      .def("wait", &SaveHandle::wait, NoGil(),
+           "Collective and blocking: returns the path when the checkpoint is on the disk. Raises the error of the save "
+           "on all ranks.")
+      .def("finish", &SaveHandle::finish, NoGil(),
+           "Blocks until the save has ended, on this rank only. Tells nothing and raises nothing.");
 
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
       .def(py::init(&make_engine), py::arg("units"), py::arg("units_hint"), py::arg("parameters"), py::arg("buffers"),
@@ -477,9 +491,16 @@ void bind_engine(py::module_& module) {
              int keep_last, int keep_every) {
             self.refresh_buffers();
             const py::gil_scoped_release no_gil;
-            return self.base().save(folder, {.retention = {.keep_last = keep_last, .keep_every = keep_every},
-                                             .user = user,
-                                             .user_of_rank = user_of_rank});
+            return self.base().save(folder, save_options(user, user_of_rank, keep_last, keep_every));
+          },
+          py::arg("folder"), py::arg("user"), py::arg("user_of_rank"), py::arg("keep_last"), py::arg("keep_every"))
+      .def(
+          "save_async",
+          [](Engine& self, const std::string& folder, const std::string& user, const std::string& user_of_rank,
+             int keep_last, int keep_every) {
+            self.refresh_buffers();
+            const py::gil_scoped_release no_gil;
+            return self.base().save_async(folder, save_options(user, user_of_rank, keep_last, keep_every));
           },
           py::arg("folder"), py::arg("user"), py::arg("user_of_rank"), py::arg("keep_last"), py::arg("keep_every"))
       .def(

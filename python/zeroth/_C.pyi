@@ -308,8 +308,29 @@ class MemoryReport:
     @property
     def pss(self) -> int: ...
     @property
+    def checkpoint_copy(self) -> int:
+        """Bytes of the copy that save(async_=True) keeps; in no plan."""
+
+    @property
     def compute_copies(self) -> int:
         """Bytes of the parameters' copies on the device that computes, where that is not the engine's own memory."""
+
+class SaveHandle:
+    """A save that runs behind the training: Engine.save(async_=True)."""
+
+    @property
+    def path(self) -> str:
+        """Final name of the checkpoint; it is there after wait()."""
+
+    def done(self) -> bool:
+        """True when the save has ended, well or not. Never blocks; ranks may get different answers."""
+
+    def wait(self) -> str:
+        """Collective and blocking: returns the path when the checkpoint is on the disk. Raises the error of the save on
+        all ranks."""
+
+    def finish(self) -> None:
+        """Blocks until the save has ended, on this rank only. Tells nothing and raises nothing."""
 
 class Gathered:
     """Units whose parameters are gathered until finish(), or until this is gone."""
@@ -352,6 +373,7 @@ class Engine:
     def barrier(self, name: str = "") -> None: ...
     def export_safetensors(self, path: str) -> None: ...
     def save(self, folder: str, user: str, user_of_rank: str, keep_last: int, keep_every: int) -> str: ...
+    def save_async(self, folder: str, user: str, user_of_rank: str, keep_last: int, keep_every: int) -> SaveHandle: ...
     def load(self, path: str, strict: bool, if_any: bool) -> dict[str, Any]: ...
     def memory_report(self) -> MemoryReport: ...
     def wire_report(self) -> dict[str, int]: ...

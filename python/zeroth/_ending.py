@@ -1,8 +1,10 @@
-"""The end of a script: an uncaught exception is sent to the other ranks, and a zeroth.Error sets the exit code.
+"""The end of a script: an uncaught exception is sent to the other ranks, a zeroth.Error sets the exit code, and saves
+that run behind are finished.
 
 This runs in sys.excepthook, after the earlier hook has printed as before. Interrupts and SystemExit are not changed.
 Consoles and notebooks are not changed either."""
 
+import atexit
 import os
 import sys
 import weakref
@@ -11,7 +13,7 @@ from types import FrameType, TracebackType
 
 from zeroth import _C, _guards, _place
 
-__all__ = ["follow", "install"]
+__all__ = ["finish_at_exit", "follow", "install"]
 
 _LONGEST = 500
 """characters of an exception's text that the other ranks get, at most"""
@@ -33,6 +35,24 @@ def follow(world: _C.World) -> None:
     """Registers `world`: its other ranks get the exception that ends this rank."""
     if world.size > 1:
         _worlds.add(world)
+
+
+_saves: list[tuple[int, _C.SaveHandle]] = []
+"""that may not have ended, with the process that writes them: a forked child has no part in them"""
+
+
+def finish_at_exit(save: _C.SaveHandle) -> None:
+    """The program does not end before this save has."""
+    if not _saves:
+        atexit.register(_finish_saves)
+    _saves[:] = [(process, other) for process, other in _saves if process == os.getpid() and not other.done()]
+    _saves.append((os.getpid(), save))
+
+
+def _finish_saves() -> None:
+    for process, save in _saves:
+        if process == os.getpid():
+            save.finish()
 
 
 class _Hook:

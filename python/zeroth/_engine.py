@@ -383,6 +383,7 @@ class Engine:
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
+    @overload
     def save(
         self,
         folder: str | os.PathLike[str],
@@ -390,7 +391,27 @@ class Engine:
         client_state: Any = None,
         keep_last: int = 0,
         keep_every: int = 0,
-    ) -> str:
+        async_: Literal[False] = False,
+    ) -> str: ...
+    @overload
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        client_state: Any = None,
+        keep_last: int = 0,
+        keep_every: int = 0,
+        async_: Literal[True],
+    ) -> _C.SaveHandle: ...
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        client_state: Any = None,
+        keep_last: int = 0,
+        keep_every: int = 0,
+        async_: bool = False,
+    ) -> str | _C.SaveHandle:
         """Writes a checkpoint of this step into `folder` and returns its path. Collective and blocking; between steps.
 
         It holds all states of the engine (weights, masters, optimizer states, update counts, hyper-parameters), the
@@ -399,7 +420,12 @@ class Engine:
         When it returns, the checkpoint is on the disk. A save that is interrupted leaves the earlier ones as they were.
         `keep_last`: removes all but so many of the newest checkpoints of the folder, 0 none; `keep_every`: but not
         those of steps that are multiples of it. Raises Error on all ranks: IO; USAGE in the middle of a step, for a
-        step that was saved there before, or for a `client_state` that JSON cannot hold."""
+        step that was saved there before, or for a `client_state` that JSON cannot hold.
+
+        `async_`: if True, it waits only for a copy of this rank's part in memory of the host, and for an earlier such
+        save, and returns a SaveHandle; the rest follows behind the training. What fails then is raised on all ranks,
+        once, by a later step(), save() or load(), or by the handle's wait(); that call has changed nothing and can be
+        made again. close() and the end of the program finish the save."""
         if self._optimizer is not None:
             self._optimizer.push()
         user = _state.to_json(
@@ -409,7 +435,12 @@ class Engine:
             },
             "client_state",
         )
-        return self._core.save(os.fspath(folder), user, json.dumps(_state.random_state()), keep_last, keep_every)
+        of_rank = json.dumps(_state.random_state())
+        if not async_:
+            return self._core.save(os.fspath(folder), user, of_rank, keep_last, keep_every)
+        handle = self._core.save_async(os.fspath(folder), user, of_rank, keep_last, keep_every)
+        _ending.finish_at_exit(handle)
+        return handle
 
     @overload
     def load(

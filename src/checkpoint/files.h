@@ -12,6 +12,8 @@
 namespace zeroth::detail {
 
 inline constexpr std::size_t kChunkBytes = std::size_t{1} << 20U;
+/// In the temporary folder of a save; the rank that commits holds a lock on it.
+inline constexpr const char* kLockFile = "lock";
 
 /// Throws kIo with errno, the path and what was tried.
 [[noreturn]] void fail_io(const char* what, const std::string& path, const char* hint = "");

@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kPrefix = "step-";
 constexpr std::string_view kTemporary = ".tmp-";
 constexpr std::string_view kTrash = ".trash-";
-constexpr const char* kLockFile = "lock";
+constexpr std::string_view kMark = ".mark";
 constexpr const char* kLatest = "LATEST";
 constexpr std::size_t kStepDigits = 8;
 constexpr std::uint64_t kMostManifestBytes = std::uint64_t{1} << 31U;
@@ -57,7 +57,8 @@ std::vector<std::string> names_in(const std::string& folder) {
 }
 
 bool is_own_file(std::string_view name) {
-  return name == kManifestFile || name == kLockFile || (name.starts_with("rank-") && name.ends_with(".safetensors"));
+  return name == kManifestFile || name == detail::kLockFile ||
+         (name.starts_with("rank-") && (name.ends_with(".safetensors") || name.ends_with(kMark)));
 }
 
 /// Removes a folder of ours, if it has nothing but files of ours.
@@ -78,7 +79,7 @@ void remove_leftovers(const std::string& folder) {
     const std::size_t mark = std::min(name.find(kTemporary), name.find(kTrash));
     if (mark == std::string::npos || step_of(std::string_view(name).substr(0, mark)) < 0) continue;
     const std::string path = (fs::path(folder) / name).string();
-    const int lock = ::open((fs::path(path) / kLockFile).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    const int lock = ::open((fs::path(path) / detail::kLockFile).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
     if (lock >= 0 && ::flock(lock, LOCK_EX | LOCK_NB) != 0) {
       ::close(lock);
       continue;  // somebody saves there
@@ -192,7 +193,7 @@ PendingCheckpoint::PendingCheckpoint(const std::string& folder, std::int64_t ste
   remove_leftovers(folder);
   if (ZR_FAILPOINT_ERRNO("checkpoint.mkdir") || ::mkdir(temporary_.c_str(), 0755) != 0)
     detail::fail_io("a folder for the checkpoint cannot be made", temporary_);
-  const std::string lock = (fs::path(temporary_) / kLockFile).string();
+  const std::string lock = (fs::path(temporary_) / detail::kLockFile).string();
   lock_ = ::open(lock.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   if (lock_ < 0 || ::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
     const int saved = errno;
@@ -210,7 +211,10 @@ PendingCheckpoint::~PendingCheckpoint() {
 
 void PendingCheckpoint::commit(const std::string& manifest, const Retention& retention) {
   write_small_file((fs::path(temporary_) / kManifestFile).string(), manifest);
-  ::unlink((fs::path(temporary_) / kLockFile).c_str());
+  for (const std::string& name : names_in(temporary_)) {
+    if (name.ends_with(kMark)) ::unlink((fs::path(temporary_) / name).c_str());
+  }
+  ::unlink((fs::path(temporary_) / detail::kLockFile).c_str());
   detail::sync_folder(temporary_);
   if (ZR_FAILPOINT_ERRNO("checkpoint.rename") ||
       ::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, final_.c_str(), RENAME_NOREPLACE) != 0)

@@ -26,6 +26,8 @@ constexpr std::int64_t kIdle = 2;
 constexpr std::int64_t kDiscards = 4;
 constexpr std::int64_t kPreempted = 8;
 constexpr std::int64_t kOut = 16;
+constexpr std::int64_t kSaveEnded = 32;
+constexpr std::int64_t kSaveFailed = 64;
 constexpr unsigned kFlagBits = 8;  // above them: micro-steps without a batch
 
 /// With as many digits as tell it from its neighbours.
@@ -104,7 +106,8 @@ CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicat
   own[1] = ballot.offender.micro_step;
   own[2] = static_cast<std::int64_t>(ballot.offender.count);
   own[3] = (ballot.failed ? kFailed : 0) | (ballot.idle ? kIdle : 0) | (ballot.discards ? kDiscards : 0) |
-           (ballot.preempted ? kPreempted : 0) | (ballot.out ? kOut : 0) | (std::int64_t{ballot.joined} << kFlagBits);
+           (ballot.preempted ? kPreempted : 0) | (ballot.out ? kOut : 0) | (ballot.save_ended ? kSaveEnded : 0) |
+           (ballot.save_failed ? kSaveFailed : 0) | (std::int64_t{ballot.joined} << kFlagBits);
   own[4] = ballot.groups;
   own[5] = ballot.backwards;
   own[6] = ballot.times.between_us;
@@ -136,6 +139,8 @@ CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicat
                           .backward_us = theirs[8],
                           .step_us = theirs[9],
                           .waited_us = theirs[10]});
+    if (rank == 0) vote.save_ended = (theirs[3] & kSaveEnded) != 0;
+    if (rank == 0) vote.save_failed = (theirs[3] & kSaveFailed) != 0;
     hypers.push_back(theirs[4]);
     for (std::size_t group = 0; group < trains.size(); ++group) {
       if ((theirs[3] & kOut) != 0) continue;  // one without a batch ran no forward, which would have looked

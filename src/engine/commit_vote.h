@@ -30,6 +30,8 @@ struct Ballot {
   int joined = 0;              ///< micro-steps in which this rank had no batch, but of the first rank of a batch only
   bool out = false;            ///< this rank had no batch in some micro-step
   bool discards = false;       ///< this rank wants no update, but the step's gradients forgotten
+  bool save_ended = false;     ///< rank 0: the save that runs behind has ended
+  bool save_failed = false;    ///< and failed
   std::vector<std::int64_t> trains{0};  ///< one a shard group: digest of its parameters that want a gradient here
 };
 
@@ -53,7 +55,9 @@ struct CommitVote {
   std::vector<StepTimes> times{};         ///< by rank
   int discarding_rank = -1;               ///< first rank that discards
   int keeping_rank = -1;                  ///< first rank that does not
-  int usual_trains_rank = 0;              ///< first of the ranks that train what most ranks of a shard group train
+  bool save_ended = false;                ///< as rank 0 says
+  bool save_failed = false;
+  int usual_trains_rank = 0;   ///< first of the ranks that train what most ranks of a shard group train
   int other_trains_rank = -1;  ///< first rank of it that trains other parameters; not of those that had no batch
   int other_trains_group = 0;  ///< which shard group
 

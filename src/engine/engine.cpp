@@ -3,6 +3,7 @@
 #include "engine/operation_table.h"
 #include "engine/own_operations.h"
 #include "engine/phase_clock.h"
+#include "engine/save_in_flight.h"
 #include "engine/shard_group.h"
 #include "engine/startup_check.h"
 #include "engine/step_outcome.h"
@@ -167,6 +168,7 @@ void Engine::set_activity(std::shared_ptr<RankActivity> activity) {
 }
 
 Engine::~Engine() {
+  finish_save();
   groups_.clear();
   communicator_.backend().set_tag_names({});  // they speak of this engine's layout
 }
@@ -268,6 +270,7 @@ StepResult Engine::step() {
        .got = std::to_string(layout_.params.size()) + " parameters, all frozen",
        .hint = "set requires_grad on what should be trained, or name it in a parameter group, before the engine is "
                "built"});
+  report_failed_save();
   enter(Phase::kStep);
   uneven_join_->announce(own_->step);
   uneven_join_->forget_backward();
@@ -302,6 +305,8 @@ CommitVote Engine::cast_vote(bool idle, bool discards) {
                 .joined = leads_batch_ ? joined : 0,
                 .out = joined > 0,
                 .discards = discards,
+                .save_ended = saving_ && saving_->has_ended(),
+                .save_failed = saving_ && saving_->has_failed(),
                 .trains = {}};
   std::vector<GroupColors> colors;
   for (const auto& group : groups_) {
@@ -416,6 +421,7 @@ StepResult Engine::finish_step(bool idle) {
         (overflowed ? "; loss scale " + scale_text(result.loss_scale) + " -> " + scale_text(scaler_.scale()) : ""));
   }
   if (!scale_fell_enough) throw_at_smallest_scale(result);
+  settle_save(vote);
   warnings_->count(result);
   return result;
 }
@@ -576,7 +582,8 @@ MemoryReport Engine::memory_report() const {
                       .live_slots_peak = counters_.live_slots_peak,
                       .overflow_slots = counters_.overflow_slots,
                       .transport = communicator_.backend().memory_bytes(),
-                      .pss = pss_bytes()};
+                      .pss = pss_bytes(),
+                      .checkpoint_copy = checkpoint_copy_.capacity()};
   for (const auto& group : groups_) {
     report.planned += group->planned_memory(group->spec().plan, optimizer_->states(), settings_.micro_steps);
     report.spills += group->gradients().spills();

@@ -58,6 +58,8 @@ LoadReport Engine::load(const std::string& path, const LoadOptions& options) {
   require_between_steps("engine.load");
   return together([&] {
     sync(own_->load);
+    settle_save();
+    report_failed_save();
     for (const auto& group : groups_) group->complete_uses();
     LoadReport report;
     // Rank 0 chooses, and all read the same one.

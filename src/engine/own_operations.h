@@ -52,6 +52,7 @@ struct Engine::OwnOperations {
                                                     })});
   OperationId average = row({.name = "average()", .join = part([this](int) { (void)engine.sum_over_ranks(0.0); })});
   OperationId save = row({.name = "save()"});
+  OperationId await_save = row({.name = "the wait for a save"});
   OperationId load = row({.name = "load()"});
   OperationId barrier = row({.name = "barrier()", .join = part([this](int) { engine.barrier(); })});
 

@@ -3,6 +3,7 @@
 #include "engine/hyper_text.h"
 #include "engine/own_operations.h"
 #include "engine/piece_values.h"
+#include "engine/rank_file_plan.h"
 #include "engine/save_outcomes.h"
 #include "engine/shard_group.h"
 #include "engine/state_pieces.h"
@@ -15,11 +16,8 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <filesystem>
 #include <optional>
-#include <random>
 #include <set>
 #include <utility>
 
@@ -28,13 +26,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 using detail::RankEntry;
-
-std::string random_name() {
-  std::random_device random;
-  std::array<char, 24> text{};
-  std::snprintf(text.data(), text.size(), "%08x%08x", random(), random());
-  return text.data();
-}
 
 }  // namespace
 
@@ -86,14 +77,19 @@ std::string Engine::save(const std::string& folder, const SaveOptions& options) 
   require_between_steps("engine.save");
   return together([&] {
     sync(own_->save);
-    const std::string run = random_name();
+    settle_save();
+    report_failed_save();
+    const std::string run = random_run_name();
     std::optional<PendingCheckpoint> pending;  // of rank 0
     const std::string path = on_first_rank(communicator_, "a checkpoint could not be begun", [&] {
       pending.emplace(folder, committed_steps_, run);
       return pending->path();
     });
     const std::vector<Files> files = on_all_ranks(communicator_, "a checkpoint could not be written", [&] {
-      return Files{write_states((std::filesystem::path(path) / rank_file_name(rank())).string(), options)};
+      const RankFilePlan plan = plan_rank_file(options);
+      detail::NewFile file((std::filesystem::path(path) / rank_file_name(rank())).string(), plan.bytes);
+      each_part(plan, [&file](std::span<const std::byte> part) { file.write(part); });
+      return Files{file.finish()};
     });
     Manifest manifest = make_manifest(options, run);
     return on_first_rank(communicator_, "a checkpoint could not be committed", [&] {
@@ -118,15 +114,15 @@ Manifest Engine::make_manifest(const SaveOptions& options, const std::string& ru
   return manifest;
 }
 
-CheckpointFile Engine::write_states(const std::string& path, const SaveOptions& options) {
-  std::vector<StatePiece> pieces;
+Engine::RankFilePlan Engine::plan_rank_file(const SaveOptions& options) const {
+  RankFilePlan plan;
   for (const auto& group : groups_) {
     for (StatePiece& piece : pieces_of(*group)) {
-      if (piece.writes.size() > 0) pieces.push_back(std::move(piece));
+      if (piece.writes.size() > 0) plan.pieces.push_back(std::move(piece));
     }
   }
   std::vector<RankEntry> entries;
-  for (const StatePiece& piece : pieces) {
+  for (const StatePiece& piece : plan.pieces) {
     BoxRange range = piece.has;
     range.begin = piece.writes.begin;
     range.end = piece.writes.end;
@@ -134,32 +130,28 @@ CheckpointFile Engine::write_states(const std::string& path, const SaveOptions& 
                        .dtype = safetensors_dtype(piece.dtype),
                        .range = std::move(range)});
   }
-  if (rank() == 0) {
-    for (const ExtraTensor& extra : options.extras) {
-      std::int64_t elements = 1;
-      for (const std::int64_t extent : extra.about.shape) elements *= extent;
-      const std::uint64_t element = detail::bytes_of_dtype(extra.about.dtype);
-      ZR_CHECK(element > 0 && static_cast<std::uint64_t>(elements) * element == extra.data.size(), ErrorCode::kUsage,
-               "a tensor for a checkpoint has bytes that do not fit it",
-               {.where = "engine.save", .which = extra.about.name, .got = std::to_string(extra.data.size())});
-      entries.push_back({.key = detail::kExtraKey + extra.about.name,
-                         .dtype = extra.about.dtype,
-                         .range = BoxRange::of_whole(extra.about.shape, 0, elements)});
-    }
+  if (rank() == 0) plan.extras = options.extras;
+  for (const ExtraTensor& extra : plan.extras) {
+    std::int64_t elements = 1;
+    for (const std::int64_t extent : extra.about.shape) elements *= extent;
+    const std::uint64_t element = detail::bytes_of_dtype(extra.about.dtype);
+    ZR_CHECK(element > 0 && static_cast<std::uint64_t>(elements) * element == extra.data.size(), ErrorCode::kUsage,
+             "a tensor for a checkpoint has bytes that do not fit it",
+             {.where = "engine.save", .which = extra.about.name, .got = std::to_string(extra.data.size())});
+    entries.push_back({.key = detail::kExtraKey + extra.about.name,
+                       .dtype = extra.about.dtype,
+                       .range = BoxRange::of_whole(extra.about.shape, 0, elements)});
   }
-  const std::string header = detail::make_header(entries);
-  std::uint64_t bytes = header.size();
-  for (const RankEntry& entry : entries) bytes += entry.bytes;
-  detail::NewFile file(path, bytes);
-  file.write(std::as_bytes(std::span(header)));
-  for (const StatePiece& piece : pieces) {
-    each_written_part(piece, *kernels_, resources_->gather_stream,
-                      [&file](std::span<const std::byte> part) { file.write(part); });
-  }
-  if (rank() == 0) {
-    for (const ExtraTensor& extra : options.extras) file.write(extra.data);
-  }
-  return file.finish();
+  plan.header = detail::make_header(entries);
+  plan.bytes = plan.header.size();
+  for (const RankEntry& entry : entries) plan.bytes += entry.bytes;
+  return plan;
+}
+
+void Engine::each_part(const RankFilePlan& plan, const std::function<void(std::span<const std::byte>)>& write) {
+  write(std::as_bytes(std::span(plan.header)));
+  for (const StatePiece& piece : plan.pieces) each_written_part(piece, *kernels_, resources_->gather_stream, write);
+  for (const ExtraTensor& extra : plan.extras) write(extra.data);
 }
 
 std::string Engine::describe_all_params() {

@@ -6,9 +6,12 @@
 
 #include <nlohmann/json.hpp>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <new>
+#include <random>
 
 namespace zeroth {
 namespace {
@@ -81,6 +84,13 @@ std::string on_first_rank(const Communicator& communicator, const char* what,
   said = broadcast_text(std::move(said), 0, communicator);
   throw_if_any_failed({said}, what);
   return files_of(said).at(0).name;
+}
+
+std::string random_run_name() {
+  std::random_device random;
+  std::array<char, 24> text{};
+  std::snprintf(text.data(), text.size(), "%08x%08x", random(), random());
+  return text.data();
 }
 
 }  // namespace zeroth

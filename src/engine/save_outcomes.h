@@ -31,4 +31,7 @@ std::vector<Files> on_all_ranks(const Communicator& communicator, const char* wh
 /// Collective, blocks. Runs `work` on rank 0 only, and all ranks get what it returns, or throw what it throws.
 std::string on_first_rank(const Communicator& communicator, const char* what, const std::function<std::string()>& work);
 
+/// The name of one save, that no other has.
+[[nodiscard]] std::string random_run_name();
+
 }  // namespace zeroth

@@ -94,6 +94,10 @@ std::string EngineBase::save(const std::string& folder, SaveOptions options) {
   return runtime_->save(folder, std::move(options));
 }
 
+SaveHandle EngineBase::save_async(const std::string& folder, SaveOptions options) {
+  return runtime_->save_async(folder, std::move(options));
+}
+
 LoadReport EngineBase::load(const std::string& path, const LoadOptions& options) {
   return runtime_->load(path, options);
 }

@@ -572,7 +572,7 @@ void Runtime::export_safetensors(const std::string& path) {
   });
 }
 
-std::string Runtime::save(const std::string& folder, SaveOptions options) {
+std::vector<at::Tensor> Runtime::prepare_save(SaveOptions& options) {
   require_own_process();
   settle();
   for (std::size_t unit = 0; unit < model_.units.size(); ++unit) slots_.require_ours(static_cast<int>(unit));
@@ -586,7 +586,17 @@ std::string Runtime::save(const std::string& folder, SaveOptions options) {
     options.extras.push_back({.about = {.name = entry.name, .dtype = entry.dtype, .shape = entry.shape},
                               .data = {static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()}});
   }
+  return keep;
+}
+
+std::string Runtime::save(const std::string& folder, SaveOptions options) {
+  const std::vector<at::Tensor> keep = prepare_save(options);
   return core_->save(folder, options);
+}
+
+SaveHandle Runtime::save_async(const std::string& folder, SaveOptions options) {
+  const std::vector<at::Tensor> keep = prepare_save(options);  // copied when it returns
+  return core_->save_async(folder, options);
 }
 
 LoadReport Runtime::load(const std::string& path, const LoadOptions& options) {

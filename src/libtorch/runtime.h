@@ -108,6 +108,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void discard_gradients();
   void export_safetensors(const std::string& path);
   std::string save(const std::string& folder, SaveOptions options);
+  SaveHandle save_async(const std::string& folder, SaveOptions options);
   LoadReport load(const std::string& path, const LoadOptions& options);
   [[nodiscard]] WireReport wire_report() const;
   void reset_counters();
@@ -122,6 +123,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   [[nodiscard]] std::vector<int> units_of(const std::vector<at::Tensor>& parameters) const;
 
  private:
+  /// Adds the buffers to `options`; they must live until the save has read them.
+  [[nodiscard]] std::vector<at::Tensor> prepare_save(SaveOptions& options);
   Runtime(Config config, ModelDescription model);
   void give_parameters_back();
   void meet_for_buffers();

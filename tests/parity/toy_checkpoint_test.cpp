@@ -1,5 +1,6 @@
 // Checkpoints of the toy engine: what is resumed is what was saved, on any number of ranks and at any stage; what is
 // not whole is never loaded.
+#include "support/checkpoint_folder.h"
 #include "support/error_of.h"
 #include "support/thread_ranks.h"
 #include "toy_engine.h"
@@ -28,28 +29,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-/// A folder of its own, gone with the test.
-class Folder {
- public:
-  Folder() {
-    std::random_device random;
-    path_ = fs::temp_directory_path() / ("zeroth-checkpoint-" + std::to_string(random()));
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() { fs::remove_all(path_); }
-  [[nodiscard]] std::string text() const { return path_.string(); }
-  [[nodiscard]] std::string step(std::int64_t number) const { return (path_ / checkpoint_name(number)).string(); }
-  [[nodiscard]] std::vector<std::string> names() const {
-    std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(path_)) names.push_back(entry.path().filename().string());
-    std::ranges::sort(names);
-    return names;
-  }
-
- private:
-  fs::path path_;
-};
+using Folder = CheckpointFolder;
 
 ToyTraining training_of(int zero_stage, int world, DType dtype = DType::kFloat32) {
   ToyTraining training = small(zero_stage, world);

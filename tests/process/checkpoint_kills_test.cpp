@@ -2,6 +2,7 @@
 // one that is not whole is never loaded, and the run that ends has the bits of the one that nobody killed. And every
 // system call of a save fails once.
 #include "process/engine_ranks.h"
+#include "support/checkpoint_folder.h"
 #include "support/tier.h"
 
 #include <zeroth/base/failpoint.h>
@@ -18,6 +19,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <random>
 #include <string>
 #include <thread>
@@ -51,17 +53,7 @@ class SharedBoard {
   Board* board_;
 };
 
-class Folder {
- public:
-  Folder() : path_(::testing::TempDir() + "checkpoints-" + unique_job()) {}
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() { fs::remove_all(path_); }
-  [[nodiscard]] const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
+using Folder = CheckpointFolder;
 
 ToyTraining training_of(int zero_stage, int world) {
   ToyTraining training = process_training(zero_stage);
@@ -80,9 +72,11 @@ std::string values_text(const ToyOutcome& outcome) {
   return text;
 }
 
+enum class Saving { kBlocks, kBehind, kBehindAndWaits };
+
 /// From the newest checkpoint to the end, with a save after every step. Writes the values at the end to `result`.
-void train_and_save(ToyTraining training, int rank, const std::string& job, const std::string& folder, Board* board,
-                    const std::string& result) {
+void train_and_save(ToyTraining training, Saving saving, int rank, const std::string& job, const std::string& folder,
+                    Board* board, const std::string& result) {
   std::signal(SIGINT, SIG_DFL);
   const WorldSpec spec{.rank = rank, .size = training.world, .job = job, .options = process_options()};
   std::unique_ptr<CommBackend> backend = make_backend("shm", spec);
@@ -103,10 +97,26 @@ void train_and_save(ToyTraining training, int rank, const std::string& job, cons
     require(report.path.empty() ? first == 0 : report.manifest.step == first, "the checkpoint that was loaded");
     require(report.skipped.empty(), "a checkpoint under its final name is not whole");
   };
+  std::vector<SaveHandle> handles;
   training.after_step = [&](Engine& engine, ToyModel&, const StepResult& step) {
     if (rank == 0) ++board->begun;
-    (void)engine.save(folder, {.retention = {.keep_last = 2}});
-    if (rank == 0) board->acknowledged = step.step;
+    const SaveOptions options{.retention = {.keep_last = 2}};
+    if (saving == Saving::kBlocks) {
+      (void)engine.save(folder, options);
+      if (rank == 0) board->acknowledged = step.step;
+      return;
+    }
+    // The one before is on the disk when it has been waited for, or the next could begin.
+    if (saving == Saving::kBehindAndWaits && !handles.empty()) {
+      (void)handles.back().wait();
+      if (rank == 0) board->acknowledged = step.step - 1;
+    }
+    handles.push_back(engine.save_async(folder, options));
+    if (rank == 0 && handles.size() > 1) board->acknowledged = step.step - 1;
+    if (step.step == kSteps && saving == Saving::kBehindAndWaits) {
+      (void)handles.back().wait();
+      if (rank == 0) board->acknowledged = step.step;
+    }
   };
   const ToyOutcome outcome = train_toy_rank(training, std::move(backend));
   if (rank == 0) std::ofstream(result) << values_text(outcome);
@@ -123,10 +133,12 @@ void expect_nothing_is_lost(int kills, std::uint64_t seed) {
   for (int done = 0; done < kills;) {
     const int stage = static_cast<int>(random() % 4);
     const int world = 1 + static_cast<int>(random() % 3);
+    const auto saving = static_cast<Saving>(random() % 3);
     SCOPED_TRACE("seed " + std::to_string(seed) + ", kill " + std::to_string(done) + ", stage " +
-                 std::to_string(stage) + ", " + std::to_string(world) + " ranks");
+                 std::to_string(stage) + ", " + std::to_string(world) + " ranks, saving " +
+                 std::to_string(static_cast<int>(saving)));
     const Folder folder;
-    const std::string result = folder.path() + ".txt";
+    const std::string result = folder.text() + ".txt";
     const SharedBoard board;
     const ToyTraining training = training_of(stage, world);
     const std::string expected = values_text(train_toy(training));
@@ -153,11 +165,12 @@ void expect_nothing_is_lost(int kills, std::uint64_t seed) {
       }
       const std::string job = unique_job();
       const ForkReport report = fork_ranks(
-          world, [&](int rank) { train_and_save(training, rank, job, folder.path(), board.operator->(), result); },
+          world,
+          [&](int rank) { train_and_save(training, saving, rank, job, folder.text(), board.operator->(), result); },
           options);
       expect_nobody_hung(report);
       done += killed && !report.ok() ? 1 : 0;
-      const std::vector<CheckpointEntry> there = list_checkpoints(folder.path());
+      const std::vector<CheckpointEntry> there = list_checkpoints(folder.text());
       const std::int64_t newest = there.empty() ? 0 : read_manifest(there.front().path).step;
       ASSERT_GE(newest, board->acknowledged.load()) << "a checkpoint that was acknowledged is gone";
       if (report.ok()) break;
@@ -194,34 +207,92 @@ TEST(CheckpointFailures, OfEverySystemCallAreNamedOnAllRanksAndLeaveWhatWasThere
       training.steps = 3;
       training.after_step = [&](Engine& engine, ToyModel&, const StepResult& result) {
         if (result.step != 2) {
-          (void)engine.save(folder.path());
+          (void)engine.save(folder.text());
           return;
         }
         if (engine.rank() == failing) arm_failpoints(parse_failpoints(std::string(site) + ":errno=" + error), failing);
         std::string text;
         try {
-          (void)engine.save(folder.path());
+          (void)engine.save(folder.text());
         } catch (const Error& caught) {
           require(caught.code() == ErrorCode::kIo, caught.what());
           text = caught.what();
         }
         disarm_failpoints();
         require(text.find("rank " + std::to_string(failing)) != std::string::npos, "who: " + text);
-        require(text.find(folder.path()) != std::string::npos, "where: " + text);
+        require(text.find(folder.text()) != std::string::npos, "where: " + text);
       };
       const std::string job = unique_job();
       const ForkReport report = fork_ranks(2, [&](int rank) { train_as_rank(training, rank, job); });
       EXPECT_TRUE(report.ok()) << report.text();
       std::vector<std::int64_t> steps;
-      for (const CheckpointEntry& entry : list_checkpoints(folder.path())) {
+      for (const CheckpointEntry& entry : list_checkpoints(folder.text())) {
         EXPECT_EQ(read_manifest(entry.path).step, entry.step);
         steps.push_back(entry.step);
       }
       // Where only the folder could not be synced, the name is there already.
       EXPECT_TRUE(steps == (std::vector<std::int64_t>{3, 1}) || std::string(site) == "checkpoint.folder");
-      for (const auto& entry : fs::directory_iterator(folder.path()))
+      for (const auto& entry : fs::directory_iterator(folder.text()))
         EXPECT_EQ(entry.path().string().find(".tmp-"), std::string::npos) << entry.path();
     }
+  }
+}
+
+/// One rank of two fails behind the training.
+TEST(CheckpointFailures, BehindTheTrainingComeUpOnAllRanksAtALaterStepAndTrainingGoesOn) {
+  const std::string expected = values_text(train_toy(training_of(2, 2)));
+  for (const auto& [site, failing] : {std::pair{"checkpoint.open", 1},
+                                      {"checkpoint.reserve", 1},
+                                      {"checkpoint.write", 1},
+                                      {"checkpoint.write", 0},
+                                      {"checkpoint.sync", 1},
+                                      {"checkpoint.close", 1},
+                                      {"checkpoint.folder", 0},
+                                      {"checkpoint.rename", 0}}) {
+    SCOPED_TRACE(std::string(site) + " on rank " + std::to_string(failing));
+    const Folder folder;
+    const std::string result = folder.text() + ".txt";
+    ToyTraining training = training_of(2, 2);
+    std::vector<SaveHandle> handles;
+    training.after_step = [&, site = std::string(site), failing = failing](Engine& engine, ToyModel&,
+                                                                           const StepResult& step) {
+      if (step.step == 1) (void)engine.save_async(folder.text()).wait();
+      if (step.step == 2) {
+        if (engine.rank() == failing) arm_failpoints(parse_failpoints(site + ":errno=ENOSPC"), failing);
+        handles.push_back(engine.save_async(folder.text()));
+        while (!handles.back().done()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        disarm_failpoints();
+      }
+      // The vote of the third step has told everybody.
+      for (const auto& call : {std::function<void()>([&] { (void)engine.step(); }),
+                               std::function<void()>([&] { (void)handles.at(0).wait(); })}) {
+        if (step.step != 3) break;
+        std::string text;
+        try {
+          call();
+        } catch (const Error& caught) {
+          require(caught.code() == ErrorCode::kIo, caught.what());
+          text = caught.what();
+        }
+        require(text.find("rank " + std::to_string(failing)) != std::string::npos, "who: " + text);
+        require(text.find(folder.text()) != std::string::npos, "where: " + text);
+        require(text.find("No space left on device") != std::string::npos, "why: " + text);
+      }
+      if (step.step == 4) (void)engine.save_async(folder.text());  // the destructor finishes it
+      if (step.step == 4) require(engine.committed_steps() == 4, "training goes on");
+    };
+    const std::string job = unique_job();
+    const ForkReport report = fork_ranks(2, [&](int rank) {
+      const WorldSpec spec{.rank = rank, .size = training.world, .job = job, .options = process_options()};
+      const ToyOutcome outcome = train_toy_rank(training, make_backend("shm", spec));
+      if (rank == 0) std::ofstream(result) << values_text(outcome);
+    });
+    EXPECT_TRUE(report.ok()) << report.text();
+    EXPECT_EQ(text_of_file(result), expected);
+    ::unlink(result.c_str());
+    std::vector<std::string> names = folder.names();
+    std::erase(names, "step-00000002");  // where only the folder could not be synced, the name is there
+    EXPECT_EQ(names, (std::vector<std::string>{"LATEST", "step-00000001", "step-00000004"}));
   }
 }
 
@@ -230,7 +301,7 @@ TEST(CheckpointFailures, OfALoadChangeNothingOnAnyRank) {
   ToyTraining training = training_of(3, 2);
   training.steps = 2;
   training.after_step = [&](Engine& engine, ToyModel& model, const StepResult& result) {
-    if (result.step == 1) return (void)engine.save(folder.path());
+    if (result.step == 1) return (void)engine.save(folder.text());
     for (const char* const site : {"checkpoint.reopen", "checkpoint.read"}) {
       std::vector<std::vector<double>> before;
       const auto values = [&] {
@@ -243,7 +314,7 @@ TEST(CheckpointFailures, OfALoadChangeNothingOnAnyRank) {
       if (engine.rank() == 1) arm_failpoints(parse_failpoints(std::string(site) + ":errno=EIO"), 1);
       std::string text;
       try {
-        (void)engine.load(folder.path());
+        (void)engine.load(folder.text());
       } catch (const Error& caught) {
         require(caught.code() == ErrorCode::kIo, caught.what());
         text = caught.what();
@@ -253,7 +324,7 @@ TEST(CheckpointFailures, OfALoadChangeNothingOnAnyRank) {
       require(text.find("rank 1 of 2") != std::string::npos, text);
       require(before == values() && engine.committed_steps() == 2, "a load that failed has changed something");
     }
-    (void)engine.load(folder.path());
+    (void)engine.load(folder.text());
     require(engine.committed_steps() == 1, "and then it is loaded");
   };
   const std::string job = unique_job();

@@ -115,6 +115,32 @@ def resume(folder: str, stage: int, dtype: torch.dtype) -> None:
         tell(run, f"step {step} {run.step()}")
 
 
+def behind(folder: str, stage: int, dtype: torch.dtype) -> None:
+    """As whole(), with saves behind the training at every step, and a blocking one into another folder."""
+    run = Run(stage, dtype, seed=1)
+    handles = []
+    for step in range(1, 7):
+        line = run.step()
+        if step > 3:
+            tell(run, f"step {step} {line}")
+        state = {"scheduler": run.scheduler.state_dict(), "epoch": 3}
+        handles.append(run.engine.save(folder, client_state=state, async_=True))
+        run.engine.save(folder + "-blocking", client_state=state)
+    for step, handle in enumerate(handles, 1):
+        assert handle.done()
+        assert handle.wait() == handle.path == str(pathlib.Path(folder) / f"step-{step:08}"), handle.path
+    assert "copy for checkpoints" in str(run.engine.memory_report())
+
+
+def left(folder: str, stage: int, dtype: torch.dtype) -> None:
+    """The program ends while the save runs."""
+    run = Run(stage, dtype, seed=1)
+    run.step()
+    run.save(folder)
+    run.step()
+    globals()["kept"] = run, run.engine.save(folder, async_=True)
+
+
 def weights(folder: str, stage: int, dtype: torch.dtype) -> None:
     """After a load, in whatever world."""
     run = Run(stage, dtype, seed=5)
@@ -163,7 +189,7 @@ def refusals(folder: str, stage: int, dtype: torch.dtype) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    calls = {"whole": whole, "resume": resume, "weights": weights, "refusals": refusals}
+    calls = {"behind": behind, "left": left, "whole": whole, "resume": resume, "weights": weights, "refusals": refusals}
     for call in sys.argv[1:]:
         what, folder, stage, dtype = call.split(",")
         calls[what](folder, int(stage), getattr(torch, dtype))

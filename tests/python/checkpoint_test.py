@@ -34,6 +34,24 @@ class Checkpoints(job.RankTest):
         for rank, expected in zip("01", of_rank, strict=True):
             self.assertEqual([line for line in resumed if f"{rank} step " in line], expected)
 
+    def test_a_save_behind_the_training_is_that_of_its_step(self) -> None:
+        whole = self.run_calls(2, ("whole", "a", 2, "bfloat16"))
+        behind = self.run_calls(2, ("behind", "b", 2, "bfloat16"), ("left", "c", 1, "float32"))
+        for rank in "01":
+            of_rank = [[line for line in lines if f"{rank} step " in line] for lines in (whole, behind)]
+            self.assertEqual(of_rank[0], of_rank[1])
+        for step in range(1, 7):
+            folders = [self.folder / f"b{suffix}" / f"step-{step:08}" for suffix in ("", "-blocking")]
+            for name in ("rank-00000.safetensors", "rank-00001.safetensors"):
+                self.assertEqual((folders[0] / name).read_bytes(), (folders[1] / name).read_bytes(), (step, name))
+            texts = [json.loads((folder / "manifest.json").read_text()) for folder in folders]
+            for text in texts:
+                del text["run"], text["digest"]
+            self.assertEqual(texts[0], texts[1])
+        # One that was under way when the program ended has been finished.
+        self.assertTrue((self.folder / "c" / "step-00000002" / "manifest.json").exists())
+        self.assertEqual([path.name for path in (self.folder / "c").glob("*tmp*")], [])
+
     def test_other_worlds_load_the_same_weights(self) -> None:
         from safetensors import safe_open
 

@@ -1,11 +1,13 @@
 // What an engine writes into a checkpoint besides its own states, and what a load found.
 #pragma once
 
+#include <zeroth/base/deadline.h>
 #include <zeroth/checkpoint/folder.h>
 #include <zeroth/checkpoint/manifest.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -23,6 +25,31 @@ struct SaveOptions {
   std::string user{};          ///< JSON of the caller; rank 0's is written
   std::string user_of_rank{};  ///< JSON of this rank: random generators, position in the data
   std::vector<ExtraTensor> extras{};
+  /// Of a save that runs behind: the longest wait for another rank's file. A rank that has ended is noticed at once.
+  Milliseconds timeout{1'800'000};
+};
+
+class SaveInFlight;
+
+/// A save that runs behind the training; see Engine::save_async(). Copies share it. May outlive the engine, whose
+/// destructor finishes the save.
+class [[nodiscard]] SaveHandle {
+ public:
+  explicit SaveHandle(std::shared_ptr<SaveInFlight> save);
+
+  /// The final name of the checkpoint, which is there when wait() has returned.
+  [[nodiscard]] const std::string& path() const;
+  /// True when the save has ended, well or not. Never blocks; ranks may get different answers.
+  [[nodiscard]] bool done() const;
+  /// Collective, blocks: the path, when the checkpoint is on the disk under it. Throws on every rank alike, each time:
+  /// the error of the save. It does not wait for other ranks if an earlier call of all ranks has told how the save
+  /// ended, or the engine is gone; without the engine a rank knows what it has seen itself.
+  const std::string& wait();  // NOLINT(modernize-use-nodiscard): it may be called for the wait alone
+  /// Blocks until the save has ended. On this rank only; tells nothing. For the end of a program.
+  void finish() const;
+
+ private:
+  std::shared_ptr<SaveInFlight> save_;
 };
 
 struct LoadOptions {

@@ -31,6 +31,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <typeinfo>
@@ -46,6 +47,7 @@ struct CommitVote;
 struct StatePiece;
 class OperationTable;
 class UnevenJoin;
+class SaveInFlight;
 
 /// Units with a plan and a group of ranks of their own: experts, or the units of a model that ranks split by tensors.
 struct ShardGroupSpec {
@@ -111,8 +113,9 @@ struct MemoryReport {
   std::uint64_t spills = 0;
   std::uint64_t resident =
       0;  ///< of the engine's own mappings (Rss, from smaps): what is planned, or wide, and was touched
-  std::uint64_t transport = 0;  ///< control blocks and staging of this engine's groups; in no plan
-  std::uint64_t pss = 0;        ///< this process, from smaps_rollup
+  std::uint64_t transport = 0;        ///< control blocks and staging of this engine's groups; in no plan
+  std::uint64_t pss = 0;              ///< this process, from smaps_rollup
+  std::uint64_t checkpoint_copy = 0;  ///< of this rank's part of the last save_async(), kept for the next; in no plan
   std::uint64_t compute_copies =
       0;  ///< parameters' copies in the memory of the device that computes, where that is another one
 };
@@ -176,7 +179,7 @@ class Engine {
   /// first rank without a backward, and drops all gradients of the step. On the others it throws on this rank only and
   /// changes nothing. Throws kNonFinite after max_nonfinite_steps skipped steps in a row, kMismatch if the ranks'
   /// groups differ or the ranks trained different parameters, kUsage if no parameter can train, and the errors of the
-  /// transport.
+  /// transport, and what a save_async() ended with.
   StepResult step();
 
   /// Drops the gradients since the last step(), as zero_grad() does in torch. Collective and blocking if
@@ -224,6 +227,14 @@ class Engine {
   /// checkpoints that are there; kUsage in the middle of a step, or if the step was saved there before. Format and
   /// guarantees: zeroth/checkpoint/manifest.h, zeroth/checkpoint/folder.h.
   std::string save(const std::string& folder, const SaveOptions& options = {});
+  /// save(), of which only the copy of this rank's part into memory of the host is waited for; files and commit follow
+  /// on a thread. Collective, blocks for the copy, and for an earlier one that has not ended. The states are those of
+  /// this step, whatever is trained meanwhile. Memory: as large as this rank's file, kept for the next
+  /// (MemoryReport::checkpoint_copy). Throws as save() does until the copy is made. What fails later is thrown on every
+  /// rank alike, once, by the next step() after all ranks have heard of it in a vote, or by save(), load() or
+  /// SaveHandle::wait(), whichever comes first. These calls have changed nothing then and may be made again. The
+  /// destructor finishes the save.
+  SaveHandle save_async(const std::string& folder, const SaveOptions& options = {});
   /// Collective, blocks: brings all states of a checkpoint, of any number of ranks, any plan and any transport. `path`:
   /// a checkpoint, or a folder, of which the newest whole one is taken. Throws on every rank alike, with nothing
   /// changed: kCheckpoint for one that is torn, corrupt or of another model; kIo; kUsage in the middle of a step. Needs
@@ -314,7 +325,17 @@ class Engine {
   /// Collective, blocks. On rank 0 all of it but the files; empty on the others.
   [[nodiscard]] Manifest make_manifest(const SaveOptions& options, const std::string& run);
   static void add_params_of_others(Manifest& manifest, const std::string& all);
-  CheckpointFile write_states(const std::string& path, const SaveOptions& options);
+  struct RankFilePlan;
+  [[nodiscard]] RankFilePlan plan_rank_file(const SaveOptions& options) const;
+  void each_part(const RankFilePlan& plan, const std::function<void(std::span<const std::byte>)>& write);
+  [[nodiscard]] std::span<std::byte> checkpoint_copy(std::size_t bytes);
+  /// Collective, blocks until the save that runs behind has ended; all ranks know how.
+  void settle_save();
+  /// All ranks know from the vote whether it has ended.
+  void settle_save(const CommitVote& vote);
+  /// Throws what the save that ran behind ended with, once.
+  void report_failed_save();
+  void finish_save() noexcept;
   [[nodiscard]] static LoadReport choose_checkpoint(const std::string& path, const LoadOptions& options);
   [[nodiscard]] StatesRead read_states(LoadReport& report, const LoadOptions& options);
   [[nodiscard]] std::vector<GroupHyper> hypers_of(const Manifest& manifest,
@@ -351,6 +372,8 @@ class Engine {
   std::unique_ptr<GroupResources> resources_;
   std::vector<std::unique_ptr<ShardGroup>> groups_;
   std::unique_ptr<UnevenJoin> uneven_join_;
+  Arena checkpoint_copy_;
+  std::shared_ptr<SaveInFlight> saving_;
   bool leads_batch_ = true;         ///< the first rank of those that compute on its batch
   int data_ranks_ = 1;              ///< ranks with batches of their own
   std::size_t reported_group_ = 0;  ///< the first group with a trainable parameter: the one of StepResult::lr

@@ -143,6 +143,8 @@ class EngineBase {
   /// Collective, blocks. Writes all states, and rank 0's persistent buffers, as a checkpoint into `folder`; returns its
   /// path. See zeroth::Engine::save(). `options.extras` may name further tensors of rank 0.
   std::string save(const std::string& folder, SaveOptions options = {});
+  /// save() behind the training; see zeroth::Engine::save_async().
+  SaveHandle save_async(const std::string& folder, SaveOptions options = {});
   /// Collective, blocks. Brings the states and buffers of a checkpoint; see zeroth::Engine::load(). A buffer that is
   /// not there keeps its values and is in `missing`.
   LoadReport load(const std::string& path, const LoadOptions& options = {});

@@ -1,0 +1,57 @@
+// SaveInFlight: what an engine and its caller know of a save that runs behind.
+#pragma once
+
+#include "engine/background_save.h"
+
+#include <zeroth/base/error.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace zeroth {
+
+class SaveInFlight {
+ public:
+  SaveInFlight(std::string path, std::unique_ptr<BackgroundSave> background, std::function<void()> settle_together)
+      : path_(std::move(path)), background_(std::move(background)), settle_together_(std::move(settle_together)) {}
+
+  [[nodiscard]] const std::string& path() const { return path_; }
+  [[nodiscard]] BackgroundSave& background() { return *background_; }
+  [[nodiscard]] bool has_ended() const { return background_->has_ended(); }
+  [[nodiscard]] bool has_failed() const { return has_ended() && background_->error().has_value(); }
+
+  /// All ranks know how it ended; the same on all of them.
+  [[nodiscard]] bool is_settled() const { return settled_; }
+  void settle(std::optional<Error> error) {
+    settled_ = true;
+    error_ = std::move(error);
+  }
+  /// The engine goes: each rank knows what it has seen.
+  void part_from_engine() {
+    settle_together_ = nullptr;
+    if (!settled_) settle(background_->error());
+  }
+  /// Collective unless it is settled.
+  void settle_together() {
+    if (!settled_) settle_together_();
+  }
+  /// Throws what it ended with, if nobody has thrown it yet or `again`.
+  void throw_if_failed(bool again) {
+    if (!settled_ || !error_ || (told_ && !again)) return;
+    told_ = true;
+    throw Error(*error_);
+  }
+
+ private:
+  std::string path_;
+  std::unique_ptr<BackgroundSave> background_;
+  std::function<void()> settle_together_;
+  bool settled_ = false;
+  bool told_ = false;
+  std::optional<Error> error_;
+};
+
+}  // namespace zeroth
