@@ -391,6 +391,7 @@ class Engine:
         client_state: Any = None,
         keep_last: int = 0,
         keep_every: int = 0,
+        frozen: Literal["copy", "once"] = "copy",
         async_: Literal[False] = False,
     ) -> str: ...
     @overload
@@ -401,6 +402,7 @@ class Engine:
         client_state: Any = None,
         keep_last: int = 0,
         keep_every: int = 0,
+        frozen: Literal["copy", "once"] = "copy",
         async_: Literal[True],
     ) -> _C.SaveHandle: ...
     def save(
@@ -410,6 +412,7 @@ class Engine:
         client_state: Any = None,
         keep_last: int = 0,
         keep_every: int = 0,
+        frozen: Literal["copy", "once"] = "copy",
         async_: bool = False,
     ) -> str | _C.SaveHandle:
         """Writes a checkpoint of this step into `folder` and returns its path. Collective and blocking; between steps.
@@ -419,8 +422,10 @@ class Engine:
         of every rank (torch, random, NumPy), and `client_state`: numbers, strings, lists and dictionaries of rank 0.
         When it returns, the checkpoint is on the disk. A save that is interrupted leaves the earlier ones as they were.
         `keep_last`: removes all but so many of the newest checkpoints of the folder, 0 none; `keep_every`: but not
-        those of steps that are multiples of it. Raises Error on all ranks: IO; USAGE in the middle of a step, for a
-        step that was saved there before, or for a `client_state` that JSON cannot hold.
+        those of steps that are multiples of it. `frozen`: "once" writes parameters that never train into the folder's
+        first checkpoint alone, and later ones refer to it, so that those of an adapter (LoRA) are small; retention
+        keeps what is referred to. Raises Error on all ranks: IO; USAGE in the middle of a step, for a step that was
+        saved there before, or for a `client_state` that JSON cannot hold.
 
         `async_`: if True, it waits only for a copy of this rank's part in memory of the host, and for an earlier such
         save, and returns a SaveHandle; the rest follows behind the training. What fails then is raised on all ranks,
@@ -437,27 +442,45 @@ class Engine:
         )
         of_rank = json.dumps(_state.random_state())
         if not async_:
-            return self._core.save(os.fspath(folder), user, of_rank, keep_last, keep_every)
-        handle = self._core.save_async(os.fspath(folder), user, of_rank, keep_last, keep_every)
+            return self._core.save(os.fspath(folder), user, of_rank, keep_last, keep_every, frozen)
+        handle = self._core.save_async(os.fspath(folder), user, of_rank, keep_last, keep_every, frozen)
         _ending.finish_at_exit(handle)
         return handle
 
     @overload
     def load(
-        self, path: str | os.PathLike[str], *, strict: bool = True, if_any: Literal[False] = False
+        self,
+        path: str | os.PathLike[str],
+        *,
+        strict: bool = True,
+        if_any: Literal[False] = False,
+        rename: Mapping[str, str] | None = None,
     ) -> _state.Loaded: ...
     @overload
     def load(
-        self, path: str | os.PathLike[str], *, strict: bool = True, if_any: Literal[True]
+        self,
+        path: str | os.PathLike[str],
+        *,
+        strict: bool = True,
+        if_any: Literal[True],
+        rename: Mapping[str, str] | None = None,
     ) -> _state.Loaded | None: ...
-    def load(self, path: str | os.PathLike[str], *, strict: bool = True, if_any: bool = False) -> _state.Loaded | None:
+    def load(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        strict: bool = True,
+        if_any: bool = False,
+        rename: Mapping[str, str] | None = None,
+    ) -> _state.Loaded | None:
         """Brings everything that save() wrote. Collective and blocking; between steps. `path`: a checkpoint, or a
         folder with checkpoints, of which the newest whole one is taken. Any number of ranks and any ZeRO stage may have
         written it; random generators come back if as many ranks did. `strict`: if False, what the checkpoint lacks
         keeps its values, and what it has beyond the model is left out; Loaded lists both. `if_any`: if True, a
-        folder without any checkpoint is no error, and the result None. Raises Error on all ranks, with nothing changed:
+        folder without any checkpoint is no error, and the result None. `rename`: names of the model's parameters and
+        buffers, each with the one that it has in the checkpoint. Raises Error on all ranks, with nothing changed:
         CHECKPOINT for one that is torn, corrupt or of another model; IO; USAGE."""
-        found = self._core.load(os.fspath(path), strict, if_any)
+        found = self._core.load(os.fspath(path), strict, if_any, dict(rename or {}))
         if not found["path"]:
             return None
         self._steps = found["step"]

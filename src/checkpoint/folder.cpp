@@ -14,6 +14,8 @@
 #include <charconv>
 #include <cstdio>
 #include <filesystem>
+#include <optional>
+#include <set>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -28,6 +30,7 @@ constexpr std::string_view kTemporary = ".tmp-";
 constexpr std::string_view kTrash = ".trash-";
 constexpr std::string_view kMark = ".mark";
 constexpr const char* kLatest = "LATEST";
+constexpr const char* kBaseMark = "base";
 constexpr std::size_t kStepDigits = 8;
 constexpr std::uint64_t kMostManifestBytes = std::uint64_t{1} << 31U;
 
@@ -57,7 +60,7 @@ std::vector<std::string> names_in(const std::string& folder) {
 }
 
 bool is_own_file(std::string_view name) {
-  return name == kManifestFile || name == detail::kLockFile ||
+  return name == kManifestFile || name == detail::kLockFile || name == kBaseMark ||
          (name.starts_with("rank-") && (name.ends_with(".safetensors") || name.ends_with(kMark)));
 }
 
@@ -131,22 +134,42 @@ void write_latest(const std::string& folder, const std::string& name, const std:
   }
 }
 
+/// Bases of the checkpoints of a folder, but for those at `removed`.
+std::set<std::string> bases_of(const std::vector<CheckpointEntry>& entries, const std::set<std::string>& removed) {
+  std::set<std::string> bases;
+  for (const CheckpointEntry& entry : entries) {
+    if (removed.contains(entry.path)) continue;
+    try {
+      bases.insert(read_manifest(entry.path).base.name);
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): one that is not whole has no base
+    }
+  }
+  return bases;
+}
+
 void remove_old(const std::string& folder, const Retention& retention, const std::string& run) {
   if (retention.keep_last <= 0) return;
-  int kept = 0;
-  for (const CheckpointEntry& entry : list_checkpoints(folder)) {
-    if (kept < retention.keep_last) {
-      ++kept;
-      continue;
-    }
+  const std::vector<CheckpointEntry> entries = list_checkpoints(folder);
+  std::set<std::string> old;
+  for (std::size_t index = static_cast<std::size_t>(retention.keep_last); index < entries.size(); ++index) {
+    const CheckpointEntry& entry = entries[index];
     if (retention.keep_every > 0 && entry.step % retention.keep_every == 0) continue;
     try {
       (void)read_manifest(entry.path);
     } catch (const Error&) {
       continue;  // not ours, or one that somebody may want to look at
     }
-    const std::string trash = entry.path + std::string(kTrash) + run;
-    if (::rename(entry.path.c_str(), trash.c_str()) == 0) remove_own(trash);
+    old.insert(entry.path);
+  }
+  std::optional<std::set<std::string>> bases;
+  for (const std::string& path : old) {
+    std::error_code error;
+    if (fs::exists(fs::path(path) / kBaseMark, error)) {
+      if (!bases) bases = bases_of(entries, old);
+      if (bases->contains(fs::path(path).filename().string())) continue;
+    }
+    const std::string trash = path + std::string(kTrash) + run;
+    if (::rename(path.c_str(), trash.c_str()) == 0) remove_own(trash);
   }
 }
 
@@ -176,6 +199,14 @@ std::vector<CheckpointEntry> list_checkpoints(const std::string& folder) {
 Manifest read_manifest(const std::string& checkpoint) {
   const std::string path = (fs::path(checkpoint) / kManifestFile).string();
   return manifest_of(detail::read_small_file(path, kMostManifestBytes), path);
+}
+
+void mark_as_base(const std::string& checkpoint) {
+  const std::string path = (fs::path(checkpoint) / kBaseMark).string();
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+  if (fd < 0) detail::fail_io("a checkpoint cannot be marked as a base", path);
+  ::close(fd);
+  detail::sync_folder(checkpoint);
 }
 
 PendingCheckpoint::PendingCheckpoint(const std::string& folder, std::int64_t step, std::string run)

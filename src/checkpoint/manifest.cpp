@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <limits>
 #include <string_view>
@@ -103,6 +104,14 @@ CheckpointFile file_of(const Json& json) {
   return file;
 }
 
+CheckpointBase base_of(const Json& json) {
+  CheckpointBase base{.name = json.at("name"), .run = json.at("run")};
+  const bool plain = std::ranges::all_of(
+      base.name, [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-'; });
+  require(plain && !base.name.empty(), "the name of the base is none of a checkpoint");
+  return base;
+}
+
 Manifest parse(std::string_view text) {
   const Json json = Json::parse(text);
   Manifest manifest{.format = json.at("format")};
@@ -115,7 +124,9 @@ Manifest parse(std::string_view text) {
   manifest.optimizer = json.at("optimizer");
   manifest.configuration = json.at("configuration");
   manifest.groups = json.at("groups").get<std::vector<std::string>>();
-  manifest.loss_scaler = json.value("loss_scaler", "");  // not in the first files of this format
+  // Not in the first files of this format.
+  manifest.loss_scaler = json.value("loss_scaler", "");
+  if (json.contains("base")) manifest.base = base_of(json.at("base"));
   manifest.user = json.at("user");
   manifest.user_of_rank = json.at("user_of_rank").get<std::vector<std::string>>();
   require(manifest.step >= 0 && manifest.world >= 1 && manifest.world <= kMostRanks, "a number cannot be");
@@ -149,6 +160,7 @@ std::string to_text(const Manifest& manifest) {
                {"loss_scaler", manifest.loss_scaler},
                {"user", manifest.user},
                {"user_of_rank", manifest.user_of_rank}};
+  if (!manifest.base.name.empty()) json["base"] = {{"name", manifest.base.name}, {"run", manifest.base.run}};
   Json params = Json::array();
   for (const CheckpointParam& param : manifest.params) params.push_back(to_json(param));
   json["params"] = std::move(params);

@@ -43,6 +43,32 @@ std::string few(const std::vector<std::string>& names) {
   return join(first, ", ") + (names.size() > kMost ? " and " + std::to_string(names.size() - kMost) + " more" : "");
 }
 
+std::string base_path(const std::string& checkpoint, const Manifest& manifest) {
+  const std::filesystem::path path = std::filesystem::absolute(checkpoint).lexically_normal();
+  const bool slash = path.filename().empty();  // "runs/a/step-00000010/"
+  return ((slash ? path.parent_path() : path).parent_path() / manifest.base.name).string();
+}
+
+std::pair<std::string, Manifest> base_of(const std::string& checkpoint, const Manifest& manifest) {
+  const std::string path = base_path(checkpoint, manifest);
+  std::error_code error;
+  ZR_CHECK(std::filesystem::exists(std::filesystem::path(path) / kManifestFile, error), ErrorCode::kCheckpoint,
+           "a checkpoint refers to another one for its frozen weights, which is not there",
+           {.where = "engine.load",
+            .which = checkpoint,
+            .expected = path,
+            .hint = "keep a checkpoint beside the one that it refers to, or save with frozen = copy"});
+  Manifest base = read_manifest(path);
+  ZR_CHECK(base.run == manifest.base.run, ErrorCode::kCheckpoint,
+           "the checkpoint that should have the frozen weights is another one",
+           {.where = "engine.load",
+            .which = path,
+            .expected = "the save " + manifest.base.run,
+            .got = base.run,
+            .hint = "keep a checkpoint beside the one that it refers to, or save with frozen = copy"});
+  return {path, std::move(base)};
+}
+
 }  // namespace
 
 /// What a load has read, before anything is changed.
@@ -80,6 +106,12 @@ LoadReport Engine::load(const std::string& path, const LoadOptions& options) {
       return Files{};
     });
     take_states(read, report.manifest);
+    const Manifest& taken = report.manifest;
+    frozen_base_.reset();
+    if (report.missing.empty() && options.names.empty()) {
+      frozen_base_ = {.path = taken.base.name.empty() ? report.path : base_path(report.path, taken),
+                      .run = taken.base.name.empty() ? taken.run : taken.base.run};
+    }
     report.user = report.manifest.user;
     if (report.manifest.world == world())
       report.user_of_rank = report.manifest.user_of_rank[static_cast<std::size_t>(rank())];
@@ -120,7 +152,7 @@ std::vector<GroupHyper> Engine::hypers_of(const Manifest& manifest,
   std::vector<GroupHyper> groups = settings_.groups;
   std::vector<int> theirs(groups.size(), -1);
   for (const ParamSpec& spec : layout_.params) {
-    const auto found = params.find(spec.name);
+    const auto found = params.find(options.name_there(spec.name));
     if (found == params.end()) continue;
     int& group = theirs[static_cast<std::size_t>(spec.group)];
     const int said = found->second->group;
@@ -146,20 +178,32 @@ Engine::StatesRead Engine::read_states(LoadReport& report, const LoadOptions& op
   const Manifest& manifest = report.manifest;
   std::vector<KnownFile> files;
   std::map<std::string, std::vector<Source>> sources;
-  for (std::size_t index = 0; index < manifest.files.size(); ++index) {
-    files.emplace_back(report.path, manifest.files[index]);
-    for (RankEntry& entry : detail::read_header(files.back()))
-      sources[entry.key].push_back({.file = index, .entry = std::move(entry)});
-  }
+  const auto open_files = [&](const std::string& path, const Manifest& of, const auto& takes) {
+    for (const CheckpointFile& file : of.files) {
+      files.emplace_back(path, file);
+      for (RankEntry& entry : detail::read_header(files.back())) {
+        if (takes(entry.key)) sources[entry.key].push_back({.file = files.size() - 1, .entry = std::move(entry)});
+      }
+    }
+  };
+  open_files(report.path, manifest, [](const std::string&) { return true; });
   std::map<std::string, const CheckpointParam*> params;
-  for (const CheckpointParam& param : manifest.params) params[param.name] = &param;
+  std::set<std::string> frozen;
+  for (const CheckpointParam& param : manifest.params) {
+    params[param.name] = &param;
+    if (!param.trainable) frozen.insert(param.name + "/weight");
+  }
+  if (!manifest.base.name.empty()) {
+    const auto [path, base] = base_of(report.path, manifest);
+    open_files(path, base, [&frozen](const std::string& key) { return frozen.contains(key); });
+  }
 
   StatesRead read;
   std::vector<std::string> other_shapes;
   for (const auto& group : groups_) {
     for (StatePiece& piece : pieces_of(*group)) {
       const ParamSpec& spec = layout_.params[static_cast<std::size_t>(piece.param)];
-      const std::string key = piece.key(spec);
+      const std::string key = options.name_there(spec.name) + "/" + piece.state;
       const bool of_this_rank = piece.state.find('@') != std::string::npos;
       if (of_this_rank && manifest.world != world()) continue;  // nobody's: the ranks are others
       const auto found = sources.find(key);
@@ -185,7 +229,7 @@ Engine::StatesRead Engine::read_states(LoadReport& report, const LoadOptions& op
   ZR_CHECK(other_shapes.empty(), ErrorCode::kCheckpoint, "a checkpoint has states of other shapes or dtypes",
            {.where = "engine.load", .which = report.path, .got = few(other_shapes)});
   std::set<std::string> own;
-  for (const ParamSpec& spec : layout_.params) own.insert(spec.name);
+  for (const ParamSpec& spec : layout_.params) own.insert(options.name_there(spec.name));
   const bool whole_model = std::ranges::all_of(groups_, [](const auto& group) { return group->has_all_ranks(); });
   for (const CheckpointParam& param : manifest.params) {
     if (whole_model && !own.contains(param.name)) report.unexpected.push_back(param.name);
@@ -212,7 +256,7 @@ Engine::StatesRead Engine::read_states(LoadReport& report, const LoadOptions& op
   }
   read.updates.assign(layout_.params.size(), -1);
   for (std::size_t param = 0; param < layout_.params.size(); ++param) {
-    const auto found = params.find(layout_.params[param].name);
+    const auto found = params.find(options.name_there(layout_.params[param].name));
     if (found != params.end()) read.updates[param] = found->second->updates;
   }
   return read;

@@ -81,26 +81,47 @@ std::string Engine::save(const std::string& folder, const SaveOptions& options) 
     report_failed_save();
     const std::string run = random_run_name();
     std::optional<PendingCheckpoint> pending;  // of rank 0
-    const std::string path = on_first_rank(communicator_, "a checkpoint could not be begun", [&] {
+    const Json begun = Json::parse(on_first_rank(communicator_, "a checkpoint could not be begun", [&] {
+      const CheckpointBase base = base_in(folder, options);
       pending.emplace(folder, committed_steps_, run);
-      return pending->path();
-    });
+      return Json{{"path", pending->path()}, {"base", base.name}, {"base_run", base.run}}.dump();
+    }));
+    const std::string path = begun.at("path");
+    const CheckpointBase base{.name = begun.at("base"), .run = begun.at("base_run")};
     const std::vector<Files> files = on_all_ranks(communicator_, "a checkpoint could not be written", [&] {
-      const RankFilePlan plan = plan_rank_file(options);
+      const RankFilePlan plan = plan_rank_file(options, base);
       detail::NewFile file((std::filesystem::path(path) / rank_file_name(rank())).string(), plan.bytes);
       each_part(plan, [&file](std::span<const std::byte> part) { file.write(part); });
       return Files{file.finish()};
     });
-    Manifest manifest = make_manifest(options, run);
-    return on_first_rank(communicator_, "a checkpoint could not be committed", [&] {
+    Manifest manifest = make_manifest(options, run, base);
+    std::string committed = on_first_rank(communicator_, "a checkpoint could not be committed", [&] {
       for (const Files& of_rank : files) manifest.files.push_back(of_rank.at(0));
       pending->commit(to_text(manifest), options.retention);
       return pending->final_path();
     });
+    if (base.name.empty()) frozen_base_ = {.path = committed, .run = run};
+    return committed;
   });
 }
 
-Manifest Engine::make_manifest(const SaveOptions& options, const std::string& run) {
+CheckpointBase Engine::base_in(const std::string& folder, const SaveOptions& options) const {
+  namespace fs = std::filesystem;
+  const bool any = std::ranges::any_of(layout_.params, [](const ParamSpec& spec) { return !spec.trainable; });
+  if (options.frozen == Frozen::kCopy || !frozen_base_ || !any) return {};
+  const fs::path path(frozen_base_->path);
+  std::error_code error;
+  if (!fs::equivalent(path.parent_path(), fs::path(folder), error)) return {};
+  try {
+    if (read_manifest(path.string()).run != frozen_base_->run) return {};
+  } catch (const Error&) {
+    return {};  // it has gone: this save makes another one
+  }
+  mark_as_base(path.string());
+  return {.name = path.filename().string(), .run = frozen_base_->run};
+}
+
+Manifest Engine::make_manifest(const SaveOptions& options, const std::string& run, const CheckpointBase& base) {
   std::vector<std::string> users = gather_texts(options.user_of_rank, communicator_);
   const std::string params = describe_all_params();
   Manifest manifest;
@@ -108,17 +129,19 @@ Manifest Engine::make_manifest(const SaveOptions& options, const std::string& ru
   manifest = describe_states();
   add_params_of_others(manifest, params);
   manifest.run = run;
+  manifest.base = base;
   manifest.user = options.user;
   manifest.user_of_rank = std::move(users);
   for (const ExtraTensor& extra : options.extras) manifest.extras.push_back(extra.about);
   return manifest;
 }
 
-Engine::RankFilePlan Engine::plan_rank_file(const SaveOptions& options) const {
+Engine::RankFilePlan Engine::plan_rank_file(const SaveOptions& options, const CheckpointBase& base) const {
   RankFilePlan plan;
   for (const auto& group : groups_) {
     for (StatePiece& piece : pieces_of(*group)) {
-      if (piece.writes.size() > 0) plan.pieces.push_back(std::move(piece));
+      const bool elsewhere = !base.name.empty() && !layout_.params[static_cast<std::size_t>(piece.param)].trainable;
+      if (piece.writes.size() > 0 && !elsewhere) plan.pieces.push_back(std::move(piece));
     }
   }
   std::vector<RankEntry> entries;

@@ -48,9 +48,16 @@ SaveHandle Engine::save_async(const std::string& folder, const SaveOptions& opti
     const std::string run = random_run_name();
     std::unique_ptr<PendingCheckpoint> pending;  // of rank 0
     const Json begun = Json::parse(on_first_rank(communicator_, "a checkpoint could not be begun", [&] {
+      const CheckpointBase base = base_in(folder, options);
       pending = std::make_unique<PendingCheckpoint>(folder, committed_steps_, run);
-      return Json{{"path", pending->path()}, {"final", pending->final_path()}, {"run", run}}.dump();
+      return Json{{"path", pending->path()},
+                  {"final", pending->final_path()},
+                  {"run", run},
+                  {"base", base.name},
+                  {"base_run", base.run}}
+          .dump();
     }));
+    const CheckpointBase base{.name = begun.at("base"), .run = begun.at("base_run")};
     BackgroundSave::Terms terms{.folder = begun.at("path"),
                                 .final_path = begun.at("final"),
                                 .run = begun.at("run"),
@@ -61,7 +68,7 @@ SaveHandle Engine::save_async(const std::string& folder, const SaveOptions& opti
     const std::string path = terms.final_path;
     std::unique_ptr<BackgroundSave> background;
     (void)on_all_ranks(communicator_, "a checkpoint could not be copied", [&] {
-      const RankFilePlan plan = plan_rank_file(options);
+      const RankFilePlan plan = plan_rank_file(options, base);
       const std::span<std::byte> copy = checkpoint_copy(plan.bytes);
       std::byte* next = copy.data();
       each_part(plan, [&next](std::span<const std::byte> part) {
@@ -72,13 +79,16 @@ SaveHandle Engine::save_async(const std::string& folder, const SaveOptions& opti
       background = std::make_unique<BackgroundSave>(std::move(terms), std::move(pending));
       return Files{};
     });
-    background->begin(make_manifest(options, run));
+    background->begin(make_manifest(options, run, base));
     saving_ = std::make_shared<SaveInFlight>(path, std::move(background), [this] {
       together([&] {
         sync(own_->await_save);
         settle_save();
       });
     });
+    if (base.name.empty()) {
+      saving_->set_when_there([this, made = FrozenBase{.path = path, .run = begun.at("run")}] { frozen_base_ = made; });
+    }
     return SaveHandle(saving_);
   });
 }

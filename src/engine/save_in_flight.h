@@ -28,10 +28,15 @@ class SaveInFlight {
   void settle(std::optional<Error> error) {
     settled_ = true;
     error_ = std::move(error);
+    if (!error_ && when_there_) when_there_();
+    when_there_ = nullptr;
   }
+  /// Called once all ranks know that the checkpoint is there.
+  void set_when_there(std::function<void()> hook) { when_there_ = std::move(hook); }
   /// The engine goes: each rank knows what it has seen.
   void part_from_engine() {
     settle_together_ = nullptr;
+    when_there_ = nullptr;
     if (!settled_) settle(background_->error());
   }
   /// Collective unless it is settled.
@@ -49,6 +54,7 @@ class SaveInFlight {
   std::string path_;
   std::unique_ptr<BackgroundSave> background_;
   std::function<void()> settle_together_;
+  std::function<void()> when_there_;
   bool settled_ = false;
   bool told_ = false;
   std::optional<Error> error_;

@@ -9,6 +9,7 @@
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/preemption.h>
+#include <zeroth/base/text.h>
 #include <zeroth/engine/settings.h>
 
 #include <ATen/core/grad_mode.h>
@@ -599,20 +600,47 @@ SaveHandle Runtime::save_async(const std::string& folder, SaveOptions options) {
   return core_->save_async(folder, options);
 }
 
+/// Names of tied weights become the ones that the engine uses.
+LoadOptions Runtime::by_own_names(LoadOptions options) const {
+  std::map<std::string, std::string> own;
+  std::vector<std::string> all;
+  for (const ParamSpec& spec : model_.params) {
+    own[spec.name] = spec.name;
+    for (const std::string& alias : spec.aliases) own[alias] = spec.name;
+  }
+  for (const NamedBuffer& buffer : model_.buffers) own[buffer.name] = buffer.name;
+  for (const auto& [name, _] : own) all.push_back(name);
+  std::map<std::string, std::string> names;
+  for (const auto& [name, there] : options.names) {
+    const auto found = own.find(name);
+    if (found == own.end()) {
+      const std::string near = nearest_name(name, all);
+      throw Error(ErrorCode::kUsage, "the model has no parameter or buffer of this name",
+                  {.where = "libtorch.load",
+                   .which = name + " -> " + there,
+                   .expected = "names of the model, each with the one that it has in the checkpoint",
+                   .hint = near.empty() ? "" : "did you mean " + near + "?"});
+    }
+    names[found->second] = there;
+  }
+  options.names = std::move(names);
+  return options;
+}
+
 LoadReport Runtime::load(const std::string& path, const LoadOptions& options) {
   require_own_process();
   settle();
   guards_.clear();
   for (std::size_t unit = 0; unit < model_.units.size(); ++unit) slots_.require_ours(static_cast<int>(unit));
-  LoadReport report = core_->load(path, options);
+  LoadReport report = core_->load(path, by_own_names(options));
   if (report.path.empty()) return report;
   slots_.refresh();
   slots_.bump_versions(trainable_);
   const at::NoGradGuard no_grad;
   for (const NamedBuffer& buffer : model_.buffers) {
     if (!buffer.persistent || !buffer.tensor.defined()) continue;
-    const auto found =
-        std::ranges::find_if(report.extras, [&](const LoadedExtra& one) { return one.about.name == buffer.name; });
+    const auto found = std::ranges::find_if(
+        report.extras, [&](const LoadedExtra& one) { return one.about.name == options.name_there(buffer.name); });
     const SafetensorsEntry entry = safetensors_entry(buffer.name, buffer.tensor);
     if (found == report.extras.end() || found->about.dtype != entry.dtype || found->about.shape != entry.shape) {
       report.missing.push_back(buffer.name);

@@ -137,6 +137,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// one.
   void look_at_trainability();
   void install_hooks(const EngineOptions& options);
+  [[nodiscard]] LoadOptions by_own_names(LoadOptions options) const;
   void leave_forward(const UnitUse& use) noexcept;
   void enter_backward();
   void leave_backward();

@@ -360,5 +360,72 @@ TEST(Checkpoint, AFailureOfOneRankIsThatOfAllAndLeavesNothing) {
   EXPECT_THAT(folder.names(), ElementsAre("LATEST", "step-00000001"));
 }
 
+/// Saves after steps 1, 2 and 3, with frozen weights in the first one alone.
+ToyOutcome save_thrice(ToyTraining training, const std::string& folder, int keep_last) {
+  training.after_step = [folder, keep_last](Engine& engine, ToyModel&, const StepResult& result) {
+    if (result.step <= 3)
+      (void)engine.save(folder, {.retention = {.keep_last = keep_last}, .frozen = Frozen::kOnce});
+  };
+  return train_toy(training);
+}
+
+TEST(CheckpointBases, FrozenWeightsAreWrittenOnceAndStayWhileSomethingRefersToThem) {
+  const Folder folder;
+  ToyTraining training = training_of(3, 2);
+  training.model.frozen_blocks = {0, 1, 2};
+  const ToyOutcome whole = save_thrice(training, folder.text(), /*keep_last=*/1);
+  EXPECT_EQ(folder.names(), (std::vector<std::string>{"LATEST", "step-00000001", "step-00000003"}));
+  const Manifest first = read_manifest(folder.step(1));
+  const Manifest last = read_manifest(folder.step(3));
+  EXPECT_EQ(last.base, (CheckpointBase{.name = "step-00000001", .run = first.run}));
+  EXPECT_LT(last.files[0].bytes * 5, first.files[0].bytes * 4);
+  ToyTraining elsewhere = training;
+  elsewhere.world = 3;
+  elsewhere.plan = zero_plan(1, {"dp"});
+  EXPECT_EQ(difference_of_ends(whole, resume_from(training, folder.text())), "");
+  EXPECT_EQ(values_after_load(elsewhere, folder.text()), values_after_load(training, folder.step(3)));
+
+  // A run that goes on refers to the same one.
+  training.first_step = 3;
+  training.steps = 5;
+  training.at_start = [&folder](Engine& engine, ToyModel&) { (void)engine.load(folder.text()); };
+  training.after_step = [&folder](Engine& engine, ToyModel&, const StepResult&) {
+    (void)engine.save(folder.text(), {.retention = {.keep_last = 1}, .frozen = Frozen::kOnce});
+  };
+  (void)train_toy(training);
+  EXPECT_EQ(folder.names(), (std::vector<std::string>{"LATEST", "step-00000001", "step-00000005"}));
+  EXPECT_EQ(read_manifest(folder.step(5)).base.name, "step-00000001");
+
+  // Without it, or with another one in its place, nothing is loaded.
+  ToyTraining again = training_of(3, 2);
+  again.model.frozen_blocks = {0, 1, 2};
+  fs::rename(folder.step(1), folder.step(1) + "-aside");
+  EXPECT_THAT(error_of(ErrorCode::kCheckpoint, [&] { (void)resume_from(again, folder.step(5)); }), HasSubstr("step-00000001"));
+  fs::copy(folder.step(5), folder.step(1), fs::copy_options::recursive);
+  EXPECT_THAT(error_of(ErrorCode::kCheckpoint, [&] { (void)resume_from(again, folder.step(5)); }), HasSubstr("is another one"));
+}
+
+TEST(CheckpointNames, ParametersMayHaveOtherNamesInTheCheckpoint) {
+  const Folder folder;
+  ToyTraining training = training_of(2, 2);
+  training.steps = 3;
+  const ToyOutcome saved = save_after_three(training, folder.text());
+  training.first_step = 3;
+  training.model_seed = 99;
+  const auto renamed = [](int, ToyStructure& structure, EngineSettings&) {
+    for (ParamSpec& spec : structure.params) spec.name = "module." + spec.name;
+  };
+  training.tamper = renamed;
+  training.at_start = [&folder](Engine& engine, ToyModel&) {
+    LoadOptions options;
+    for (const ParamSpec& spec : engine.layout().params) options.names[spec.name] = spec.name.substr(7);
+    const LoadReport report = engine.load(folder.text(), options);
+    require(report.missing.empty() && report.unexpected.empty(), "every parameter by its name there");
+  };
+  EXPECT_EQ(train_toy(training).values, saved.values);
+  training.at_start = [&folder](Engine& engine, ToyModel&) { (void)engine.load(folder.text()); };
+  EXPECT_THAT(error_of(ErrorCode::kCheckpoint, [&] { (void)train_toy(training); }), HasSubstr("missing module."));
+}
+
 }  // namespace
 }  // namespace zeroth::test

@@ -10,6 +10,8 @@ import unittest
 import job
 import torch
 
+import zeroth
+
 STEPS = 3
 """after the load"""
 
@@ -86,6 +88,46 @@ class Checkpoints(job.RankTest):
         for rank in "01":
             said = [line.split()[-1] for line in out if f"{rank} refused " in line]
             self.assertEqual(said, codes)
+
+    def test_an_adapter_is_small_beside_its_frozen_base_and_names_may_change(self) -> None:
+        def make() -> tuple[torch.nn.Module, zeroth.Engine]:
+            torch.manual_seed(7)
+            base = torch.nn.Linear(64, 64).requires_grad_(False)
+            model = torch.nn.Sequential(base, torch.nn.Linear(64, 2, bias=False), torch.nn.BatchNorm1d(2))
+            return model, zeroth.Engine(model, {"zero_optimization": {"stage": 3}}, log_level="off")
+
+        folder = self.folder / "adapter"
+        model, engine = make()
+        for _ in range(4):
+            engine.backward(engine(torch.randn(4, 64)).square().mean())
+            engine.step()
+            path = engine.save(folder, frozen="once", keep_last=2)
+        sizes = [
+            (folder / f"step-0000000{step}" / "rank-00000.safetensors").stat().st_size
+            for step in (1, 3, 4)  # the first one stays
+        ]
+        self.assertLess(sizes[1], sizes[0] / 3)
+        self.assertEqual(sorted(entry.name for entry in folder.iterdir())[1:], [f"step-0000000{n}" for n in (1, 3, 4)])
+        engine.close()
+        expected = model.state_dict()
+
+        inner, other = make()
+        other.close()
+        torch.nn.init.zeros_(inner[0].weight)  # type: ignore[index, arg-type]
+        wrapped = torch.nn.ModuleDict({"model": inner})
+        wrapped.forward = lambda x: wrapped["model"](x)  # type: ignore[method-assign]
+        engine = zeroth.Engine(wrapped, {"zero_optimization": {"stage": 1}}, log_level="off")
+        with self.assertRaisesRegex(
+            zeroth.Error, "USAGE.*no parameter or buffer of this name.*did you mean model.0.weight"
+        ):
+            engine.load(path, rename={"model.0.weigt": "0.weight"})
+        loaded = engine.load(path, rename={f"model.{name}": name for name in expected})
+        self.assertEqual((loaded.missing, loaded.unexpected, loaded.step), ([], [], 4))
+        for name, value in wrapped.state_dict().items():
+            self.assertTrue(torch.equal(value, expected[name.removeprefix("model.")]), name)
+        with self.assertRaisesRegex(zeroth.Error, "USAGE.*frozen.*copy.*once"):
+            engine.save(folder / "b", frozen="never")  # type: ignore[call-overload]
+        engine.close()
 
 
 if __name__ == "__main__":

@@ -32,6 +32,10 @@ struct CheckpointEntry {
 /// The manifest of a checkpoint. Throws kIo, kCheckpoint.
 [[nodiscard]] Manifest read_manifest(const std::string& checkpoint);
 
+/// Notes in a checkpoint that others are going to refer to it (Manifest::base): retention looks for them before it
+/// removes it. Throws kIo.
+void mark_as_base(const std::string& checkpoint);
+
 struct Retention {
   int keep_last = 0;   ///< newest checkpoints that stay; 0: all
   int keep_every = 0;  ///< steps whose multiples stay as well; 0: none
@@ -51,7 +55,8 @@ class PendingCheckpoint {
   [[nodiscard]] const std::string& path() const { return temporary_; }
   [[nodiscard]] const std::string& final_path() const { return final_; }
   /// All files are there and synced: writes the manifest and gives the folder its name. Then removes what `retention`
-  /// does not keep; never a checkpoint that it cannot read, nor anything with a name that is not its own. Throws kIo.
+  /// does not keep; never the base of one that stays, a checkpoint that it cannot read, nor anything with a name that
+  /// is not its own. Throws kIo.
   void commit(const std::string& manifest, const Retention& retention);
 
  private:

@@ -48,6 +48,13 @@ struct CheckpointParam {
   bool operator==(const CheckpointParam&) const = default;
 };
 
+/// Another checkpoint of the same folder, which has the frozen parameters.
+struct CheckpointBase {
+  std::string name{};  ///< of its folder; "": there is none
+  std::string run{};   ///< Manifest::run
+  bool operator==(const CheckpointBase&) const = default;
+};
+
 struct Manifest {
   int format = kCheckpointFormat;
   std::string version{};  ///< of Zeroth
@@ -60,6 +67,7 @@ struct Manifest {
   std::vector<std::string> groups{};  ///< hyper-parameters, as JSON; doubles as hexadecimal text
   std::vector<CheckpointParam> params{};
   std::vector<CheckpointState> extras{};    ///< tensors of the caller, in the file of rank 0, whole
+  CheckpointBase base{};                    ///< where weights lie that never train, and are not in the files here
   std::string loss_scaler{};                ///< JSON, as groups; "" without a loss scale that adapts
   std::string user{};                       ///< JSON of the caller
   std::vector<std::string> user_of_rank{};  ///< JSON, one a rank

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -20,11 +21,18 @@ struct ExtraTensor {
   std::span<const std::byte> data{};
 };
 
+/// Weights that never train, such as the model under an adapter.
+enum class Frozen : std::uint8_t {
+  kCopy,  ///< in each checkpoint
+  kOnce,  ///< in the first checkpoint of a folder; later ones refer to it (Manifest::base)
+};
+
 struct SaveOptions {
   Retention retention{};
   std::string user{};          ///< JSON of the caller; rank 0's is written
   std::string user_of_rank{};  ///< JSON of this rank: random generators, position in the data
   std::vector<ExtraTensor> extras{};
+  Frozen frozen = Frozen::kCopy;
   /// Of a save that runs behind: the longest wait for another rank's file. A rank that has ended is noticed at once.
   Milliseconds timeout{1'800'000};
 };
@@ -58,6 +66,13 @@ struct LoadOptions {
   bool strict = true;
   /// True: a folder without any checkpoint is no error; nothing is loaded, and the report's path is empty.
   bool if_any = false;
+  /// Names that a parameter or extra tensor of this model has in the checkpoint, where it is another one.
+  std::map<std::string, std::string> names{};
+
+  [[nodiscard]] const std::string& name_there(const std::string& name) const {
+    const auto found = names.find(name);
+    return found == names.end() ? name : found->second;
+  }
 };
 
 struct LoadedExtra {

@@ -31,6 +31,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -323,10 +324,17 @@ class Engine {
   [[nodiscard]] Manifest describe_states() const;
   [[nodiscard]] std::string describe_all_params();
   /// Collective, blocks. On rank 0 all of it but the files; empty on the others.
-  [[nodiscard]] Manifest make_manifest(const SaveOptions& options, const std::string& run);
+  [[nodiscard]] Manifest make_manifest(const SaveOptions& options, const std::string& run, const CheckpointBase& base);
   static void add_params_of_others(Manifest& manifest, const std::string& all);
   struct RankFilePlan;
-  [[nodiscard]] RankFilePlan plan_rank_file(const SaveOptions& options) const;
+  /// A checkpoint that has the frozen weights that this engine has.
+  struct FrozenBase {
+    std::string path;  ///< of the checkpoint
+    std::string run;
+  };
+  [[nodiscard]] RankFilePlan plan_rank_file(const SaveOptions& options, const CheckpointBase& base) const;
+  /// On rank 0: the checkpoint in `folder` that a save may refer to, marked as such; none if there is none.
+  [[nodiscard]] CheckpointBase base_in(const std::string& folder, const SaveOptions& options) const;
   void each_part(const RankFilePlan& plan, const std::function<void(std::span<const std::byte>)>& write);
   [[nodiscard]] std::span<std::byte> checkpoint_copy(std::size_t bytes);
   /// Collective, blocks until the save that runs behind has ended; all ranks know how.
@@ -373,6 +381,7 @@ class Engine {
   std::vector<std::unique_ptr<ShardGroup>> groups_;
   std::unique_ptr<UnevenJoin> uneven_join_;
   Arena checkpoint_copy_;
+  std::optional<FrozenBase> frozen_base_;
   std::shared_ptr<SaveInFlight> saving_;
   bool leads_batch_ = true;         ///< the first rank of those that compute on its batch
   int data_ranks_ = 1;              ///< ranks with batches of their own
