@@ -12,10 +12,28 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <new>
 #include <utility>
 
 namespace zeroth::detail {
 namespace {
+
+constexpr std::size_t kDirectAlignment = 4096;  // of memory and file: a multiple of what any disk asks for
+constexpr std::uint64_t kDirectFrom = kChunkBytes;
+constexpr std::size_t kBlockBytes = 8 * kChunkBytes;
+constexpr std::size_t kLongestWrite = std::size_t{1} << 30U;
+
+/// Of a file of this size: whole chunks, and whole blocks of a disk.
+std::size_t block_bytes(std::uint64_t bytes) {
+  const std::uint64_t whole = (bytes + kChunkBytes - 1) / kChunkBytes * kChunkBytes;
+  return static_cast<std::size_t>(std::clamp<std::uint64_t>(whole, kChunkBytes, kBlockBytes));
+}
+
+AlignedBytes aligned_bytes(std::size_t bytes) {
+  void* memory = std::aligned_alloc(kDirectAlignment, bytes);  // NOLINT(cppcoreguidelines-no-malloc)
+  if (memory == nullptr) throw std::bad_alloc();
+  return AlignedBytes(static_cast<std::byte*>(memory));
+}
 
 std::uint64_t digest_of(std::span<const std::byte> chunk) {
   return digest64({reinterpret_cast<const char*>(chunk.data()), chunk.size()});
@@ -27,28 +45,6 @@ void fail_io(const char* what, const std::string& path, const char* hint) {
   const int error_number = errno;
   throw Error(ErrorCode::kIo, what + (": " + errno_text(error_number)),
               {.where = "checkpoint", .which = path, .hint = hint});
-}
-
-void ChunkDigests::add(std::span<const std::byte> data) {
-  while (!data.empty()) {
-    if (open_.empty() && data.size() >= kChunkBytes) {
-      digests_.push_back(digest_of(data.first(kChunkBytes)));
-      data = data.subspan(kChunkBytes);
-      continue;
-    }
-    const std::size_t taken = std::min(kChunkBytes - open_.size(), data.size());
-    open_.insert(open_.end(), data.begin(), data.begin() + static_cast<std::ptrdiff_t>(taken));
-    data = data.subspan(taken);
-    if (open_.size() < kChunkBytes) continue;
-    digests_.push_back(digest_of(open_));
-    open_.clear();
-  }
-}
-
-std::vector<std::uint64_t> ChunkDigests::finish() {
-  if (!open_.empty()) digests_.push_back(digest_of(open_));
-  open_.clear();
-  return std::exchange(digests_, {});
 }
 
 NewFile::NewFile(std::string path, std::uint64_t bytes) : path_(std::move(path)), expected_(bytes) {
@@ -66,34 +62,92 @@ NewFile::NewFile(std::string path, std::uint64_t bytes) : path_(std::move(path))
     errno = error_number;
     fail_io(("there is no room for " + format_bytes(bytes)).c_str(), path_);
   }
+  if (bytes >= kDirectFrom) set_direct(true);
 }
 
 NewFile::~NewFile() {
+  writer_.reset();
   if (fd_ >= 0) ::close(fd_);
 }
 
+void NewFile::set_direct(bool direct) noexcept {
+  const int flags = ::fcntl(fd_, F_GETFL);
+  if (flags >= 0 && ::fcntl(fd_, F_SETFL, direct ? flags | O_DIRECT : flags & ~O_DIRECT) == 0) direct_ = direct;
+}
+
 void NewFile::write(std::span<const std::byte> data) {
-  ZR_CHECK(written_ + data.size() <= expected_, ErrorCode::kInternal, "more data than a file was made for",
-           {.where = "checkpoint", .which = path_});
-  digests_.add(data);
-  written_ += data.size();
+  const std::size_t block = block_bytes(expected_);
   while (!data.empty()) {
+    if (!filling_) filling_ = aligned_bytes(block);
+    const std::size_t count = std::min(block - filled_, data.size());
+    std::memcpy(filling_.get() + filled_, data.data(), count);
+    filled_ += count;
+    data = data.subspan(count);
+    if (filled_ == block) flush();
+  }
+}
+
+void NewFile::write_kept(std::span<const std::byte> data) {
+  const bool aligned = reinterpret_cast<std::uintptr_t>(data.data()) % kDirectAlignment == 0 && filled_ == 0;
+  if (!aligned) return write(data);
+  for (const std::size_t block = block_bytes(expected_); data.size() >= block; data = data.subspan(block))
+    hand_over(data.first(block));
+  if (!data.empty()) hand_over(data);
+}
+
+/// Writes the block that was filled; the other one, which is written, is filled next.
+void NewFile::flush() {
+  if (filled_ == 0) return;
+  hand_over({filling_.get(), filled_});
+  std::swap(filling_, writing_);
+  filled_ = 0;
+}
+
+/// A block that is not whole is the last one.
+void NewFile::hand_over(std::span<const std::byte> block) {
+  ZR_CHECK(block.size() <= expected_ - handed_over_, ErrorCode::kInternal, "more data than a file was made for",
+           {.where = "checkpoint", .which = path_});
+  ZR_ASSERT(handed_over_ % kChunkBytes == 0, "a block that is not whole was not the last one");
+  for (std::size_t at = 0; at < block.size(); at += kChunkBytes)
+    digests_.push_back(digest_of(block.subspan(at, std::min(kChunkBytes, block.size() - at))));
+  const std::uint64_t offset = std::exchange(handed_over_, handed_over_ + block.size());
+  if (expected_ < kDirectFrom) return write_at(block, offset);
+  if (!writer_) {
+    writer_ = std::make_unique<BlockWriter>(
+        [this](std::span<const std::byte> bytes, std::uint64_t at) { write_at(bytes, at); });
+  }
+  writer_->write(block, offset);
+}
+
+void NewFile::write_at(std::span<const std::byte> data, std::uint64_t offset) {
+  while (!data.empty()) {
+    if (direct_ && data.size() < kDirectAlignment) set_direct(false);
+    const std::size_t whole = direct_ ? data.size() / kDirectAlignment * kDirectAlignment : data.size();
     const ssize_t count = ZR_FAILPOINT_ERRNO("checkpoint.write")
                               ? -1
-                              : ::write(fd_, data.data(), std::min<std::size_t>(data.size(), std::size_t{1} << 30U));
+                              : ::pwrite(fd_, data.data(), std::min(whole, kLongestWrite), static_cast<off_t>(offset));
     if (count < 0 && errno == EINTR) continue;
+    if (count < 0 && errno == EINVAL && direct_) {  // it took the flag, and does not take the write
+      set_direct(false);
+      continue;
+    }
     if (count < 0) fail_io("writing failed", path_);
     data = data.subspan(static_cast<std::size_t>(count));
+    offset += static_cast<std::uint64_t>(count);
+    if (direct_ && offset % kDirectAlignment != 0) set_direct(false);  // a short write
   }
 }
 
 CheckpointFile NewFile::finish() {
-  ZR_CHECK(written_ == expected_, ErrorCode::kInternal, "less data than a file was made for",
+  flush();
+  if (writer_) writer_->finish();
+  writer_.reset();
+  ZR_CHECK(handed_over_ == expected_, ErrorCode::kInternal, "less data than a file was made for",
            {.where = "checkpoint", .which = path_});
   if (ZR_FAILPOINT_ERRNO("checkpoint.sync") || ::fsync(fd_) != 0) fail_io("syncing failed", path_);
   const int closed = ::close(std::exchange(fd_, -1));
   if (ZR_FAILPOINT_ERRNO("checkpoint.close") || closed != 0) fail_io("closing failed", path_);
-  return {.name = std::filesystem::path(path_).filename().string(), .bytes = expected_, .chunks = digests_.finish()};
+  return {.name = std::filesystem::path(path_).filename().string(), .bytes = expected_, .chunks = std::move(digests_)};
 }
 
 KnownFile::KnownFile(const std::string& folder, CheckpointFile file)
@@ -125,28 +179,29 @@ KnownFile::~KnownFile() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-void KnownFile::load(std::size_t chunk) {
+std::size_t KnownFile::bytes_of(std::size_t chunk) const {
+  return static_cast<std::size_t>(
+      std::min<std::uint64_t>(kChunkBytes, file_.bytes - std::uint64_t{chunk} * kChunkBytes));
+}
+
+void KnownFile::load(std::size_t chunk, std::span<std::byte> into) {
   const std::uint64_t begin = std::uint64_t{chunk} * kChunkBytes;
-  loaded_ = ~std::size_t{0};
-  chunk_.resize(static_cast<std::size_t>(std::min<std::uint64_t>(kChunkBytes, file_.bytes - begin)));
-  for (std::size_t read = 0; read < chunk_.size();) {
-    const ssize_t count =
-        ZR_FAILPOINT_ERRNO("checkpoint.read")
-            ? -1
-            : ::pread(fd_, chunk_.data() + read, chunk_.size() - read, static_cast<off_t>(begin + read));
+  for (std::size_t read = 0; read < into.size();) {
+    const ssize_t count = ZR_FAILPOINT_ERRNO("checkpoint.read")
+                              ? -1
+                              : ::pread(fd_, into.data() + read, into.size() - read, static_cast<off_t>(begin + read));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) fail_io("reading failed", path_);
     ZR_CHECK(count > 0, ErrorCode::kCheckpoint, "a file of the checkpoint has become shorter",
              {.where = "checkpoint", .which = path_});
     read += static_cast<std::size_t>(count);
   }
-  ZR_CHECK(digest_of(chunk_) == file_.chunks[chunk], ErrorCode::kCheckpoint, "a file of the checkpoint is corrupt",
+  ZR_CHECK(digest_of(into) == file_.chunks[chunk], ErrorCode::kCheckpoint, "a file of the checkpoint is corrupt",
            {.where = "checkpoint",
-            .which = path_ + ", bytes " + std::to_string(begin) + " to " + std::to_string(begin + chunk_.size()),
+            .which = path_ + ", bytes " + std::to_string(begin) + " to " + std::to_string(begin + into.size()),
             .expected = "the bytes that were written",
             .got = "others: their digest differs from the manifest's",
             .hint = "nothing was loaded; take an older checkpoint"});
-  loaded_ = chunk;
 }
 
 void KnownFile::read(std::uint64_t offset, std::span<std::byte> into) {
@@ -154,10 +209,20 @@ void KnownFile::read(std::uint64_t offset, std::span<std::byte> into) {
            "a tensor lies beyond the end of its file", {.where = "checkpoint", .which = path_});
   while (!into.empty()) {
     const auto chunk = static_cast<std::size_t>(offset / kChunkBytes);
-    if (loaded_ != chunk) load(chunk);
     const auto at = static_cast<std::size_t>(offset % kChunkBytes);
-    const std::size_t count = std::min(into.size(), chunk_.size() - at);
-    std::memcpy(into.data(), chunk_.data() + at, count);
+    const std::size_t whole = bytes_of(chunk);
+    const std::size_t count = std::min(into.size(), whole - at);
+    if (count == whole) {  // straight to where it belongs
+      load(chunk, into.first(count));
+    } else {
+      if (loaded_ != chunk) {
+        loaded_ = ~std::size_t{0};
+        chunk_.resize(whole);
+        load(chunk, chunk_);
+        loaded_ = chunk;
+      }
+      std::memcpy(into.data(), chunk_.data() + at, count);
+    }
     into = into.subspan(count);
     offset += count;
   }

@@ -1,10 +1,14 @@
 // Files of a checkpoint: written with a digest of every chunk, read with each chunk compared.
 #pragma once
 
+#include "checkpoint/block_writer.h"
+
 #include <zeroth/checkpoint/manifest.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,19 +22,17 @@ inline constexpr const char* kLockFile = "lock";
 /// Throws kIo with errno, the path and what was tried.
 [[noreturn]] void fail_io(const char* what, const std::string& path, const char* hint = "");
 
-/// Digests of the chunks of a stream of bytes.
-class ChunkDigests {
- public:
-  void add(std::span<const std::byte> data);
-  /// Of the last chunk, too.
-  [[nodiscard]] std::vector<std::uint64_t> finish();
-
- private:
-  std::vector<std::byte> open_;  ///< the begin of a chunk that is not whole
-  std::vector<std::uint64_t> digests_;
+/// Memory at a multiple of 4 KiB.
+struct FreeBytes {
+  void operator()(std::byte* bytes) const noexcept { std::free(bytes); }  // NOLINT(cppcoreguidelines-no-malloc)
 };
+using AlignedBytes = std::unique_ptr<std::byte[], FreeBytes>;
 
 /// A new file. All calls block and throw kIo.
+///
+/// [Note: Direct writes] Files of at least a MiB are written around the page cache (O_DIRECT) where the file system
+/// takes that, in blocks of 8 MiB by a thread of their own, while the next block is filled and its digests are made.
+/// The end, which is no whole block of the disk, goes through the cache. Two blocks of memory, whatever the size.
 class NewFile {
  public:
   /// `bytes`: its final size, for which there must be room.
@@ -39,16 +41,30 @@ class NewFile {
   NewFile& operator=(const NewFile&) = delete;
   ~NewFile();
 
+  /// The next bytes; they may be changed when it returns.
   void write(std::span<const std::byte> data);
+  /// The next bytes, which stay as they are until finish() has returned. Not copied where they begin at a multiple of
+  /// 4 KiB of memory and of the file.
+  void write_kept(std::span<const std::byte> data);
   /// Syncs and closes it. A file that could not be synced is not tried again.
   [[nodiscard]] CheckpointFile finish();
 
  private:
+  void hand_over(std::span<const std::byte> block);
+  void flush();
+  void write_at(std::span<const std::byte> data, std::uint64_t offset);
+  void set_direct(bool direct) noexcept;
+
   std::string path_;
   std::uint64_t expected_;
-  std::uint64_t written_ = 0;
+  std::uint64_t handed_over_ = 0;
   int fd_ = -1;
-  ChunkDigests digests_;
+  bool direct_ = false;
+  std::vector<std::uint64_t> digests_;
+  AlignedBytes filling_;
+  AlignedBytes writing_;
+  std::size_t filled_ = 0;
+  std::unique_ptr<BlockWriter> writer_;  ///< last: its thread uses the others
 };
 
 /// A file of a checkpoint, opened for reading. Never follows a link, never opens what is no regular file.
@@ -63,12 +79,14 @@ class KnownFile {
   ~KnownFile();
 
   [[nodiscard]] const CheckpointFile& file() const { return file_; }
-  /// Reads whole chunks, compares them with the manifest and keeps the last one. Throws kIo, and kCheckpoint with the
-  /// file and the chunk whose bytes are others. Ascending offsets read every chunk once.
+  /// Reads whole chunks and compares them with the manifest; of those that are wanted in part it keeps the last. Throws
+  /// kIo, and kCheckpoint with the file and the chunk whose bytes are others. Ascending offsets read every chunk once.
   void read(std::uint64_t offset, std::span<std::byte> into);
 
  private:
-  void load(std::size_t chunk);
+  [[nodiscard]] std::size_t bytes_of(std::size_t chunk) const;
+  /// A whole chunk, compared.
+  void load(std::size_t chunk, std::span<std::byte> into);
 
   std::string path_;
   CheckpointFile file_;

@@ -1,7 +1,7 @@
 #include "engine/background_save.h"
 
+#include "base/own_thread.h"
 #include "checkpoint/files.h"
-#include "comm/own_thread.h"
 #include "engine/save_outcomes.h"
 
 #include <unistd.h>
@@ -109,7 +109,7 @@ std::string BackgroundSave::write_file() const {
   return outcome_of_call([this] {
     const std::string path = (std::filesystem::path(terms_.folder) / rank_file_name(terms_.rank)).string();
     detail::NewFile file(path, terms_.file.size());
-    file.write(terms_.file);
+    file.write_kept(terms_.file);
     return Files{file.finish()};
   });
 }

@@ -8,7 +8,7 @@
 namespace zeroth {
 
 bool read_elements(const BoxRange& has, std::size_t element, const std::vector<Source>& sources,
-                   std::vector<detail::KnownFile>& files, std::vector<std::byte>& values) {
+                   std::vector<detail::KnownFile>& files, std::span<std::byte> values) {
   struct Wanted {
     std::size_t file;
     std::uint64_t offset;
@@ -44,7 +44,7 @@ bool read_elements(const BoxRange& has, std::size_t element, const std::vector<S
     }
   }
   std::ranges::sort(wanted, {}, [](const Wanted& one) { return std::pair(one.file, one.offset); });
-  for (const Wanted& one : wanted) files[one.file].read(one.offset, std::span(values).subspan(one.at, one.bytes));
+  for (const Wanted& one : wanted) files[one.file].read(one.offset, values.subspan(one.at, one.bytes));
   return true;
 }
 

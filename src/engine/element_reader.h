@@ -6,6 +6,7 @@
 #include <zeroth/checkpoint/box_range.h>
 
 #include <cstddef>
+#include <span>
 #include <vector>
 
 namespace zeroth {
@@ -19,6 +20,6 @@ struct Source {
 /// Reads the elements of `has`, of `element` bytes each, into `values`. False if some are in no file. Throws kIo,
 /// kCheckpoint.
 [[nodiscard]] bool read_elements(const BoxRange& has, std::size_t element, const std::vector<Source>& sources,
-                                 std::vector<detail::KnownFile>& files, std::vector<std::byte>& values);
+                                 std::vector<detail::KnownFile>& files, std::span<std::byte> values);
 
 }  // namespace zeroth

@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <utility>
@@ -74,7 +75,7 @@ std::pair<std::string, Manifest> base_of(const std::string& checkpoint, const Ma
 /// What a load has read, before anything is changed.
 struct Engine::StatesRead {
   std::vector<StatePiece> pieces{};
-  std::vector<std::vector<std::byte>> values{};  ///< one a piece
+  std::vector<std::unique_ptr<std::byte[]>> values{};  ///< one a piece
   std::vector<GroupHyper> groups{};
   std::optional<LossScaler::State> scaler{};
   std::vector<std::int64_t> updates{};  ///< one a parameter; -1: not there
@@ -217,8 +218,9 @@ Engine::StatesRead Engine::read_states(LoadReport& report, const LoadOptions& op
                                safetensors_dtype(piece.dtype) + " " + shape_text(piece.has.logical) + " here");
         continue;
       }
-      std::vector<std::byte> values(array_bytes(piece.has.size(), piece.dtype));
-      if (!read_elements(piece.has, size_of(piece.dtype), found->second, files, values)) {
+      const std::size_t bytes = array_bytes(piece.has.size(), piece.dtype);
+      auto values = std::make_unique_for_overwrite<std::byte[]>(bytes);
+      if (!read_elements(piece.has, size_of(piece.dtype), found->second, files, {values.get(), bytes})) {
         throw Error(ErrorCode::kCheckpoint, "a checkpoint lacks elements of a state",
                     {.where = "engine.load", .which = report.path + ", " + key});
       }
@@ -263,8 +265,11 @@ Engine::StatesRead Engine::read_states(LoadReport& report, const LoadOptions& op
 }
 
 void Engine::take_states(const StatesRead& read, const Manifest& manifest) {
-  for (std::size_t index = 0; index < read.pieces.size(); ++index)
-    store(read.pieces[index], read.values[index], *kernels_, resources_->gather_stream);
+  for (std::size_t index = 0; index < read.pieces.size(); ++index) {
+    const StatePiece& piece = read.pieces[index];
+    store(piece, {read.values[index].get(), array_bytes(piece.has.size(), piece.dtype)}, *kernels_,
+          resources_->gather_stream);
+  }
   settings_.groups = read.groups;
   if (read.scaler) scaler_.set_state(*read.scaler);
   for (const auto& group : groups_) {

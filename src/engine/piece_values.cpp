@@ -68,7 +68,7 @@ void each_written_part(const StatePiece& piece, Kernels& kernels, const Stream& 
   PieceReader(piece, kernels, stream).each(write);
 }
 
-void store(const StatePiece& piece, const std::vector<std::byte>& values, Kernels& kernels, const Stream& stream) {
+void store(const StatePiece& piece, std::span<const std::byte> values, Kernels& kernels, const Stream& stream) {
   if (piece.master == Master::kNone) return kernels.copy(piece.data, values.data(), values.size(), stream);
   const std::span masters(reinterpret_cast<const float*>(values.data()), static_cast<std::size_t>(piece.has.size()));
   const auto first = static_cast<std::size_t>(std::max<std::int64_t>(piece.master_range.begin - piece.has.begin, 0));

@@ -18,6 +18,6 @@ void each_written_part(const StatePiece& piece, Kernels& kernels, const Stream& 
                        const std::function<void(std::span<const std::byte>)>& write);
 
 /// Puts values of `piece.has` that came from a file where they belong.
-void store(const StatePiece& piece, const std::vector<std::byte>& values, Kernels& kernels, const Stream& stream);
+void store(const StatePiece& piece, std::span<const std::byte> values, Kernels& kernels, const Stream& stream);
 
 }  // namespace zeroth

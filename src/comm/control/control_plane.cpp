@@ -1,9 +1,9 @@
+#include "base/own_thread.h"
 #include "comm/control/control_link.h"
 #include "comm/control/coordinator.h"
 #include "comm/control/early_end.h"
 #include "comm/control/introduction.h"
 #include "comm/levels/levels_of_hosts.h"
-#include "comm/own_thread.h"
 #include "comm/shm/process_liveness.h"
 
 #include <zeroth/base/error.h>

@@ -1,7 +1,7 @@
 #include "comm/nccl/nccl_communicator.h"
 
+#include "base/own_thread.h"
 #include "comm/nccl/nccl_calls.h"
-#include "comm/own_thread.h"
 #include "device/polling.h"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 #include "comm/shm/process_liveness.h"
 
-#include "comm/own_thread.h"
+#include "base/own_thread.h"
 
 #include <fmt/format.h>
 #include <poll.h>

@@ -2,7 +2,7 @@
 // key, value}, an answer is {head, value}. Waiting is done by the client, which asks again: meeting is rare,
 // and a server without memory of waits cannot leak them. An answer carries the number of its request, so that
 // one that comes after its client has given up is not taken for the answer to the next.
-#include "comm/own_thread.h"
+#include "base/own_thread.h"
 #include "comm/rendezvous/unix_socket.h"
 #include "comm/store/store_messages.h"
 #include "comm/store/store_table.h"

@@ -1,4 +1,4 @@
-#include "comm/own_thread.h"
+#include "base/own_thread.h"
 
 #include <pthread.h>
 
