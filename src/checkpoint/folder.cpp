@@ -98,6 +98,21 @@ void remove_leftovers(const std::string& folder) {
   }
 }
 
+/// With its parents. Those that are new are on the disk when it returns: a checkpoint in them would go with them.
+void make_folders(const std::string& folder) {
+  std::error_code error;
+  std::vector<fs::path> missing;
+  for (fs::path path = fs::absolute(folder); !fs::exists(path, error) && path.has_relative_path();
+       path = path.parent_path())
+    missing.push_back(path);
+  fs::create_directories(folder, error);
+  if (error) {
+    errno = error.value();
+    detail::fail_io("the folder of checkpoints cannot be made", folder);
+  }
+  for (const fs::path& path : missing) detail::sync_folder(path.parent_path().string());
+}
+
 /// One that is not whole, which no save has left, makes room. A whole one stays: kUsage.
 void make_room(const std::string& checkpoint, const std::string& run) {
   std::error_code error;
@@ -151,6 +166,7 @@ void remove_old(const std::string& folder, const Retention& retention, const std
   if (retention.keep_last <= 0) return;
   const std::vector<CheckpointEntry> entries = list_checkpoints(folder);
   std::set<std::string> old;
+  std::vector<std::string> trashes;
   for (std::size_t index = static_cast<std::size_t>(retention.keep_last); index < entries.size(); ++index) {
     const CheckpointEntry& entry = entries[index];
     if (retention.keep_every > 0 && entry.step % retention.keep_every == 0) continue;
@@ -169,8 +185,11 @@ void remove_old(const std::string& folder, const Retention& retention, const std
       if (bases->contains(fs::path(path).filename().string())) continue;
     }
     const std::string trash = path + std::string(kTrash) + run;
-    if (::rename(path.c_str(), trash.c_str()) == 0) remove_own(trash);
+    if (::rename(path.c_str(), trash.c_str()) == 0) trashes.push_back(trash);
   }
+  if (trashes.empty()) return;
+  detail::sync_folder(folder);  // or one could come back with half of its files
+  for (const std::string& trash : trashes) remove_own(trash);
 }
 
 }  // namespace
@@ -214,12 +233,7 @@ PendingCheckpoint::PendingCheckpoint(const std::string& folder, std::int64_t ste
       run_(std::move(run)),
       temporary_((fs::path(folder) / (checkpoint_name(step) + std::string(kTemporary) + run_)).string()),
       final_((fs::path(folder) / checkpoint_name(step)).string()) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) {
-    errno = error.value();
-    detail::fail_io("the folder of checkpoints cannot be made", folder);
-  }
+  make_folders(folder);
   make_room(final_, run_);
   remove_leftovers(folder);
   if (ZR_FAILPOINT_ERRNO("checkpoint.mkdir") || ::mkdir(temporary_.c_str(), 0755) != 0)
