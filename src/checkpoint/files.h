@@ -82,6 +82,8 @@ class KnownFile {
   /// Reads whole chunks and compares them with the manifest; of those that are wanted in part it keeps the last. Throws
   /// kIo, and kCheckpoint with the file and the chunk whose bytes are others. Ascending offsets read every chunk once.
   void read(std::uint64_t offset, std::span<std::byte> into);
+  /// From now on what is read is compared with nothing: for naming what a damaged range may have held.
+  void trust() { trusting_ = true; }
 
  private:
   [[nodiscard]] std::size_t bytes_of(std::size_t chunk) const;
@@ -93,10 +95,14 @@ class KnownFile {
   int fd_ = -1;
   std::vector<std::byte> chunk_;
   std::size_t loaded_ = ~std::size_t{0};
+  bool trusting_ = false;
 };
 
 /// The whole of a small file, at most `most` bytes. Throws kIo, and kCheckpoint for one that is larger.
 [[nodiscard]] std::string read_small_file(const std::string& path, std::uint64_t most);
+
+/// 16 hexadecimal digits for a save, or for a removal. Throws kResource.
+[[nodiscard]] std::string random_run();
 
 /// Syncs a folder, so that names in it last. Throws kIo.
 void sync_folder(const std::string& path);

@@ -162,36 +162,6 @@ std::set<std::string> bases_of(const std::vector<CheckpointEntry>& entries, cons
   return bases;
 }
 
-void remove_old(const std::string& folder, const Retention& retention, const std::string& run) {
-  if (retention.keep_last <= 0) return;
-  const std::vector<CheckpointEntry> entries = list_checkpoints(folder);
-  std::set<std::string> old;
-  std::vector<std::string> trashes;
-  for (std::size_t index = static_cast<std::size_t>(retention.keep_last); index < entries.size(); ++index) {
-    const CheckpointEntry& entry = entries[index];
-    if (retention.keep_every > 0 && entry.step % retention.keep_every == 0) continue;
-    try {
-      (void)read_manifest(entry.path);
-    } catch (const Error&) {
-      continue;  // not ours, or one that somebody may want to look at
-    }
-    old.insert(entry.path);
-  }
-  std::optional<std::set<std::string>> bases;
-  for (const std::string& path : old) {
-    std::error_code error;
-    if (fs::exists(fs::path(path) / kBaseMark, error)) {
-      if (!bases) bases = bases_of(entries, old);
-      if (bases->contains(fs::path(path).filename().string())) continue;
-    }
-    const std::string trash = path + std::string(kTrash) + run;
-    if (::rename(path.c_str(), trash.c_str()) == 0) trashes.push_back(trash);
-  }
-  if (trashes.empty()) return;
-  detail::sync_folder(folder);  // or one could come back with half of its files
-  for (const std::string& trash : trashes) remove_own(trash);
-}
-
 }  // namespace
 
 std::string checkpoint_name(std::int64_t step) {
@@ -226,6 +196,42 @@ void mark_as_base(const std::string& checkpoint) {
   if (fd < 0) detail::fail_io("a checkpoint cannot be marked as a base", path);
   ::close(fd);
   detail::sync_folder(checkpoint);
+}
+
+std::vector<std::string> prune_checkpoints(const std::string& folder, const Retention& retention, bool dry_run) {
+  std::vector<std::string> removed;
+  if (retention.keep_last <= 0) return removed;
+  const std::vector<CheckpointEntry> entries = list_checkpoints(folder);
+  std::vector<std::string> old;
+  for (std::size_t index = static_cast<std::size_t>(retention.keep_last); index < entries.size(); ++index) {
+    const CheckpointEntry& entry = entries[index];
+    if (retention.keep_every > 0 && entry.step % retention.keep_every == 0) continue;
+    try {
+      (void)read_manifest(entry.path);
+    } catch (const Error&) {
+      continue;  // not ours, or one that somebody may want to look at
+    }
+    old.push_back(entry.path);
+  }
+  const std::string run = detail::random_run();
+  std::optional<std::set<std::string>> bases;
+  std::vector<std::string> trashes;
+  for (const std::string& path : old) {
+    std::error_code error;
+    if (fs::exists(fs::path(path) / kBaseMark, error)) {
+      if (!bases) bases = bases_of(entries, {old.begin(), old.end()});
+      if (bases->contains(fs::path(path).filename().string())) continue;
+    }
+    if (!dry_run) {
+      const std::string trash = path + std::string(kTrash) + run;
+      if (::rename(path.c_str(), trash.c_str()) != 0) continue;
+      trashes.push_back(trash);
+    }
+    removed.push_back(path);
+  }
+  if (!trashes.empty()) detail::sync_folder(folder);  // or one could come back with half of its files
+  for (const std::string& trash : trashes) remove_own(trash);
+  return removed;
 }
 
 PendingCheckpoint::PendingCheckpoint(const std::string& folder, std::int64_t step, std::string run)
@@ -267,7 +273,7 @@ void PendingCheckpoint::commit(const std::string& manifest, const Retention& ret
   committed_ = true;
   detail::sync_folder(folder_);
   write_latest(folder_, fs::path(final_).filename().string(), run_);
-  remove_old(folder_, retention, run_);
+  (void)prune_checkpoints(folder_, retention);
 }
 
 }  // namespace zeroth

@@ -77,6 +77,10 @@ std::vector<RankEntry> parse(const std::string& text, std::uint64_t data, std::u
 
 }  // namespace
 
+std::string state_key(const std::string& param, const std::string& state) {
+  return param + "/" + state;
+}
+
 std::uint64_t bytes_of_dtype(const std::string& dtype) {
   static const std::map<std::string, std::uint64_t, std::less<>> kBytes{
       {"C64", 8},         {"F64", 8},     {"F32", 4},         {"F16", 2}, {"BF16", 2}, {"F8_E4M3", 1}, {"F8_E5M2", 1},

@@ -13,6 +13,9 @@ namespace zeroth::detail {
 
 inline constexpr const char* kExtraKey = "extra/";  ///< before the names of the caller's tensors
 
+/// "blocks.0.weight/exp_avg"
+[[nodiscard]] std::string state_key(const std::string& param, const std::string& state);
+
 struct RankEntry {
   std::string key{};    ///< "blocks.0.weight/exp_avg"
   std::string dtype{};  ///< of the format

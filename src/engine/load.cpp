@@ -1,6 +1,5 @@
 // Engine::load(): states from the files of a checkpoint, by name and element.
-#include "checkpoint/rank_file.h"
-#include "engine/element_reader.h"
+#include "checkpoint/element_reader.h"
 #include "engine/hyper_text.h"
 #include "engine/own_operations.h"
 #include "engine/piece_values.h"
@@ -29,6 +28,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using detail::KnownFile;
 using detail::RankEntry;
+using detail::Source;
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {
   std::vector<std::string> extents;
@@ -146,7 +146,8 @@ LoadReport Engine::choose_checkpoint(const std::string& path, const LoadOptions&
                .got = report.skipped.empty() ? "none" : zeroth::join(report.skipped, "; ")});
 }
 
-/// A group gets the hyper-parameters that its parameters had: groups may be numbered in another way there.
+/// A group gets the hyper-parameters that its parameters had: groups may be numbered in another way there. Where they
+/// had none (weights from elsewhere) it keeps its own.
 std::vector<GroupHyper> Engine::hypers_of(const Manifest& manifest,
                                           const std::map<std::string, const CheckpointParam*>& params,
                                           const std::string& path, const LoadOptions& options) const {
@@ -157,6 +158,7 @@ std::vector<GroupHyper> Engine::hypers_of(const Manifest& manifest,
     if (found == params.end()) continue;
     int& group = theirs[static_cast<std::size_t>(spec.group)];
     const int said = found->second->group;
+    if (said == kNoGroup) continue;
     ZR_CHECK(said >= 0 && static_cast<std::size_t>(said) < manifest.groups.size(), ErrorCode::kCheckpoint,
              "a parameter of a checkpoint is in no group", {.where = "engine.load", .which = path + ", " + spec.name});
     ZR_CHECK(group < 0 || group == said || !options.strict ||

@@ -41,6 +41,11 @@ struct Retention {
   int keep_every = 0;  ///< steps whose multiples stay as well; 0: none
 };
 
+/// Removes the checkpoints that `retention` does not keep, newest steps first; never one that it cannot read, nor
+/// anything with a name that is not its own. Returns their paths, with `dry_run` those that it would remove. keep_last
+/// of 0 removes nothing. Throws kIo if the folder cannot be read.
+std::vector<std::string> prune_checkpoints(const std::string& folder, const Retention& retention, bool dry_run = false);
+
 /// A save that is under way, on the rank that commits it. Without commit() its folder goes with the object.
 class PendingCheckpoint {
  public:

@@ -19,6 +19,7 @@ namespace zeroth {
 
 inline constexpr int kCheckpointFormat = 1;
 inline constexpr const char* kManifestFile = "manifest.json";
+inline constexpr int kNoGroup = -1;  ///< of a parameter whose hyper-parameters nobody knows
 
 /// A file, with the digest (XXH3, 64 bits) of every MiB.
 struct CheckpointFile {
@@ -41,7 +42,7 @@ struct CheckpointParam {
   std::vector<std::int64_t> shape{};  ///< of the logical tensor
   std::string dtype{};                ///< as it computes
   bool trainable = true;
-  int group = 0;
+  int group = 0;                       ///< of `groups`, or kNoGroup
   std::int64_t updates = 0;            ///< steps in which it was updated
   std::vector<std::string> aliases{};  ///< other names of the same tensor
   std::vector<CheckpointState> states{};

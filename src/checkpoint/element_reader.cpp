@@ -1,30 +1,37 @@
-#include "engine/element_reader.h"
+#include "checkpoint/element_reader.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <span>
 #include <utility>
 
-namespace zeroth {
+namespace zeroth::detail {
+namespace {
+
+struct Known {
+  Run run;
+  const Source* source;
+};
+
+/// Runs of all sources, by their first element.
+std::vector<Known> known_runs(const std::vector<Source>& sources) {
+  std::vector<Known> known;
+  for (const Source& source : sources) {
+    for (const Run& run : runs_of(source.entry.range)) known.push_back({run, &source});
+  }
+  std::ranges::sort(known, {}, [](const Known& one) { return one.run.logical; });
+  return known;
+}
+
+}  // namespace
 
 bool read_elements(const BoxRange& has, std::size_t element, const std::vector<Source>& sources,
-                   std::vector<detail::KnownFile>& files, std::span<std::byte> values) {
+                   std::vector<KnownFile>& files, std::span<std::byte> values) {
   struct Wanted {
     std::size_t file;
     std::uint64_t offset;
     std::size_t bytes;
     std::size_t at;
   };
-  // Runs of all sources, by their first element.
-  struct Known {
-    Run run;
-    const Source* source;
-  };
-  std::vector<Known> known;
-  for (const Source& source : sources) {
-    for (const Run& run : runs_of(source.entry.range)) known.push_back({run, &source});
-  }
-  std::ranges::sort(known, {}, [](const Known& one) { return one.run.logical; });
+  const std::vector<Known> known = known_runs(sources);
   std::vector<Wanted> wanted;
   for (const Run& run : runs_of(has)) {
     std::int64_t next = run.logical;
@@ -48,4 +55,25 @@ bool read_elements(const BoxRange& has, std::size_t element, const std::vector<S
   return true;
 }
 
-}  // namespace zeroth
+Coverage coverage_of(std::int64_t elements, const std::vector<Source>& sources) {
+  Coverage coverage;
+  const auto lacks = [&coverage](std::int64_t from, std::int64_t to) {
+    if (to <= from) return;
+    if (coverage.missing == 0) coverage.first_missing = from;
+    coverage.missing += to - from;
+  };
+  std::int64_t next = 0;
+  for (const Known& one : known_runs(sources)) {
+    const std::int64_t end = one.run.logical + one.run.count;
+    lacks(next, one.run.logical);
+    if (const std::int64_t again = std::min(end, next) - one.run.logical; again > 0) {
+      if (coverage.twice == 0) coverage.first_twice = one.run.logical;
+      coverage.twice += again;
+    }
+    next = std::max(next, end);
+  }
+  lacks(next, elements);
+  return coverage;
+}
+
+}  // namespace zeroth::detail

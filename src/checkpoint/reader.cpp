@@ -1,0 +1,195 @@
+#include "checkpoint/element_reader.h"
+
+#include <zeroth/base/error.h>
+#include <zeroth/checkpoint/folder.h>
+#include <zeroth/checkpoint/reader.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <optional>
+#include <utility>
+
+namespace zeroth {
+namespace {
+
+using detail::KnownFile;
+using detail::RankEntry;
+using detail::Source;
+
+using Sources = std::map<std::string, std::vector<Source>>;
+
+using Expected = std::map<std::string, CheckpointState>;
+
+/// What there should be, by key: what the manifest says; and what files have of other states, which should be whole.
+Expected expected_of(const Manifest& manifest, const Sources& sources) {
+  Expected expected;
+  for (const CheckpointParam& param : manifest.params) {
+    for (const CheckpointState& state : param.states) expected[detail::state_key(param.name, state.name)] = state;
+  }
+  for (const CheckpointState& extra : manifest.extras) expected[detail::kExtraKey + extra.name] = extra;
+  for (const auto& [key, parts] : sources) {
+    const RankEntry& first = parts.front().entry;
+    const bool of_one_rank = key.find('@', key.rfind('/') + 1) != std::string::npos;
+    if (!of_one_rank) expected.try_emplace(key, CheckpointState{key, first.dtype, first.range.logical});
+  }
+  return expected;
+}
+
+std::string what_of(const Error& error) {
+  const ErrorContext& context = error.context();
+  return error.message() + (context.got.empty() ? "" : ": " + context.got);
+}
+
+/// Chunks of the file whose bytes are others, as damage.
+std::vector<Damage> damage_of(KnownFile& file) {
+  std::vector<Damage> damage;
+  const std::uint64_t bytes = file.file().bytes;
+  for (std::uint64_t begin = 0; begin < bytes; begin += detail::kChunkBytes) {
+    std::array<std::byte, 1> first{};
+    try {
+      file.read(begin, first);  // compares the whole chunk
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kCheckpoint) throw;
+      damage.push_back({.file = file.file().name,
+                        .begin = begin,
+                        .end = std::min<std::uint64_t>(begin + detail::kChunkBytes, bytes),
+                        .what = error.message()});
+    }
+  }
+  return damage;
+}
+
+/// Elements that are not there once, of a state whose files are whole.
+std::optional<Damage> damage_of(const std::string& key, const CheckpointState& about,
+                                const std::vector<Source>& sources) {
+  Damage damage{.keys = {key}};
+  for (const Source& source : sources) {
+    if (source.entry.range.logical == about.shape && source.entry.dtype == about.dtype) continue;
+    damage.what = "a range of another tensor than the manifest's";
+    return damage;
+  }
+  const std::int64_t elements = BoxRange::of_whole(about.shape, 0, 0).logical_elements();  // checked with the manifest
+  const detail::Coverage coverage = detail::coverage_of(elements, sources);
+  if (coverage.missing > 0) {
+    damage.begin = static_cast<std::uint64_t>(coverage.first_missing);
+    damage.end = damage.begin + static_cast<std::uint64_t>(coverage.missing);
+    damage.what = std::to_string(coverage.missing) + " of " + std::to_string(elements) + " elements are in no file";
+    return damage;
+  }
+  if (coverage.twice > 0) {
+    damage.begin = static_cast<std::uint64_t>(coverage.first_twice);
+    damage.end = damage.begin + static_cast<std::uint64_t>(coverage.twice);
+    damage.what = std::to_string(coverage.twice) + " elements are there more than once";
+    return damage;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+struct CheckpointReader::State {
+  std::string path;
+  Manifest manifest;
+  std::vector<KnownFile> files;
+  std::vector<StoredRange> ranges;
+  Sources sources;
+};
+
+CheckpointReader::CheckpointReader(const std::string& checkpoint) : state_(std::make_unique<State>()) {
+  state_->path = checkpoint;
+  state_->manifest = read_manifest(checkpoint);
+  for (std::size_t index = 0; index < state_->manifest.files.size(); ++index) {
+    const CheckpointFile& file = state_->manifest.files[index];
+    state_->files.emplace_back(checkpoint, file);
+    for (RankEntry& entry : detail::read_header(state_->files.back())) {
+      state_->ranges.push_back({.key = entry.key,
+                                .dtype = entry.dtype,
+                                .range = entry.range,
+                                .file = file.name,
+                                .begin = entry.begin,
+                                .bytes = entry.bytes});
+      std::vector<Source>& sources = state_->sources[entry.key];
+      const bool alike = sources.empty() || (sources.front().entry.range.logical == entry.range.logical &&
+                                             sources.front().entry.dtype == entry.dtype);
+      ZR_CHECK(alike, ErrorCode::kCheckpoint, "files of a checkpoint say different things of one state",
+               {.where = "checkpoint", .which = checkpoint + ", " + entry.key});
+      sources.push_back({.file = index, .entry = std::move(entry)});
+    }
+  }
+}
+
+CheckpointReader::CheckpointReader(CheckpointReader&&) noexcept = default;
+CheckpointReader& CheckpointReader::operator=(CheckpointReader&&) noexcept = default;
+CheckpointReader::~CheckpointReader() = default;
+
+const Manifest& CheckpointReader::manifest() const {
+  return state_->manifest;
+}
+
+std::vector<StoredRange> CheckpointReader::ranges() const {
+  return state_->ranges;
+}
+
+bool CheckpointReader::has(const std::string& key) const {
+  return state_->sources.contains(key);
+}
+
+void CheckpointReader::read(const std::string& key, std::int64_t begin, std::int64_t end, std::span<std::byte> into) {
+  const auto found = state_->sources.find(key);
+  ZR_CHECK(found != state_->sources.end(), ErrorCode::kUsage, "a checkpoint has no such state",
+           {.where = "checkpoint.read", .which = state_->path + ", " + key});
+  const RankEntry& first = found->second.front().entry;
+  const BoxRange range = BoxRange::of_whole(first.range.logical, begin, end);
+  const std::uint64_t element = detail::bytes_of_dtype(first.dtype);
+  ZR_CHECK(range.is_valid() && static_cast<std::uint64_t>(end - begin) == into.size() / element &&
+               into.size() % element == 0,
+           ErrorCode::kUsage, "a range is none of a state, or does not fit its memory",
+           {.where = "checkpoint.read",
+            .which = state_->path + ", " + key,
+            .expected = std::to_string(range.logical_elements()) + " elements of " + std::to_string(element) + " bytes",
+            .got = "[" + std::to_string(begin) + ", " + std::to_string(end) + ") into " + std::to_string(into.size()) +
+                   " bytes"});
+  ZR_CHECK(detail::read_elements(range, static_cast<std::size_t>(element), found->second, state_->files, into),
+           ErrorCode::kCheckpoint, "a checkpoint lacks elements of a state",
+           {.where = "checkpoint.read", .which = state_->path + ", " + key});
+}
+
+std::vector<Damage> find_damage(const std::string& checkpoint) {
+  const Manifest manifest = read_manifest(checkpoint);
+  std::vector<Damage> all;
+  Sources sources;
+  for (std::size_t index = 0; index < manifest.files.size(); ++index) {
+    const CheckpointFile& about = manifest.files[index];
+    std::vector<Damage> damage;
+    std::vector<RankEntry> entries;
+    try {
+      KnownFile file(checkpoint, about);
+      damage = damage_of(file);
+      if (!damage.empty()) file.trust();  // a header of damaged bytes may still name what is hit
+      try {
+        entries = detail::read_header(file);
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::kCheckpoint) throw;
+        if (damage.empty()) damage.push_back({.file = about.name, .end = about.bytes, .what = what_of(error)});
+      }
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kCheckpoint && error.code() != ErrorCode::kIo) throw;
+      damage.push_back({.file = about.name, .end = about.bytes, .what = what_of(error)});
+    }
+    for (Damage& one : damage) {
+      for (const RankEntry& entry : entries) {
+        if (entry.begin < one.end && one.begin < entry.begin + entry.bytes) one.keys.push_back(entry.key);
+      }
+    }
+    for (RankEntry& entry : entries) sources[entry.key].push_back({.file = index, .entry = std::move(entry)});
+    std::ranges::move(damage, std::back_inserter(all));
+  }
+  // What a file without a good header has had cannot be told from what was never there.
+  for (const auto& [key, about] : expected_of(manifest, sources)) {
+    if (std::optional<Damage> damage = damage_of(key, about, sources[key])) all.push_back(std::move(*damage));
+  }
+  return all;
+}
+
+}  // namespace zeroth
