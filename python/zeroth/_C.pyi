@@ -58,6 +58,209 @@ class ConfigOverride:
         """`pointer`: JSON pointer of the key, "/zero_optimization/stage". `origin`: for errors, "--zero-stage". Raises ConfigError for a
         value that JSON does not have."""
 
+class CheckpointState:
+    """A state of a parameter, "weight" or "exp_avg"; or a tensor of the caller."""
+
+    def __init__(self, name: str, dtype: str, shape: Sequence[int]) -> None:
+        """`dtype`: of the format safetensors, "F32"."""
+    @property
+    def name(self) -> str: ...
+    @name.setter
+    def name(self, value: str) -> None: ...
+    @property
+    def dtype(self) -> str: ...
+    @dtype.setter
+    def dtype(self, value: str) -> None: ...
+    @property
+    def shape(self) -> list[int]:
+        """of the logical tensor"""
+    @shape.setter
+    def shape(self, value: Sequence[int]) -> None: ...
+
+class CheckpointParam:
+    """A parameter with its states. Lists are copies: assign them to change them."""
+
+    def __init__(self) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @name.setter
+    def name(self, value: str) -> None: ...
+    @property
+    def shape(self) -> list[int]: ...
+    @shape.setter
+    def shape(self, value: Sequence[int]) -> None: ...
+    @property
+    def dtype(self) -> str:
+        """as it computes"""
+    @dtype.setter
+    def dtype(self, value: str) -> None: ...
+    @property
+    def trainable(self) -> bool: ...
+    @trainable.setter
+    def trainable(self, value: bool) -> None: ...
+    @property
+    def group(self) -> int:
+        """of Manifest.groups; -1: nobody knows"""
+    @group.setter
+    def group(self, value: int) -> None: ...
+    @property
+    def updates(self) -> int: ...
+    @updates.setter
+    def updates(self, value: int) -> None: ...
+    @property
+    def aliases(self) -> list[str]: ...
+    @aliases.setter
+    def aliases(self, value: Sequence[str]) -> None: ...
+    @property
+    def states(self) -> list[CheckpointState]: ...
+    @states.setter
+    def states(self, value: Sequence[CheckpointState]) -> None: ...
+
+class CheckpointFile:
+    """A file of a checkpoint."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def bytes(self) -> int: ...
+
+class Manifest:
+    """What a checkpoint holds. Lists are copies: assign them to change them."""
+
+    def __init__(self) -> None: ...
+    @property
+    def format(self) -> int: ...
+    @property
+    def run(self) -> str: ...
+    @property
+    def world(self) -> int: ...
+    @property
+    def files(self) -> list[CheckpointFile]: ...
+    @property
+    def version(self) -> str: ...
+    @version.setter
+    def version(self, value: str) -> None: ...
+    @property
+    def step(self) -> int: ...
+    @step.setter
+    def step(self, value: int) -> None: ...
+    @property
+    def plan(self) -> str: ...
+    @plan.setter
+    def plan(self, value: str) -> None: ...
+    @property
+    def optimizer(self) -> str: ...
+    @optimizer.setter
+    def optimizer(self, value: str) -> None: ...
+    @property
+    def configuration(self) -> str:
+        """JSON, or "" """
+    @configuration.setter
+    def configuration(self, value: str) -> None: ...
+    @property
+    def groups(self) -> list[str]:
+        """hyper-parameters as JSON, doubles as hexadecimal text"""
+    @groups.setter
+    def groups(self, value: Sequence[str]) -> None: ...
+    @property
+    def params(self) -> list[CheckpointParam]: ...
+    @params.setter
+    def params(self, value: Sequence[CheckpointParam]) -> None: ...
+    @property
+    def extras(self) -> list[CheckpointState]: ...
+    @extras.setter
+    def extras(self, value: Sequence[CheckpointState]) -> None: ...
+    @property
+    def user(self) -> str:
+        """JSON"""
+    @user.setter
+    def user(self, value: str) -> None: ...
+    @property
+    def user_of_rank(self) -> list[str]: ...
+    @user_of_rank.setter
+    def user_of_rank(self, value: Sequence[str]) -> None: ...
+
+class StoredRange:
+    """Where a part of a state lies."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> list[int]:
+        """of the logical tensor"""
+    @property
+    def file(self) -> str: ...
+    @property
+    def begin(self) -> int:
+        """byte of the file"""
+    @property
+    def bytes(self) -> int: ...
+
+class Damage:
+    """What is wrong with a checkpoint: bytes of a file, or, where `file` is "", elements of a state."""
+
+    @property
+    def file(self) -> str: ...
+    @property
+    def begin(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def keys(self) -> list[str]:
+        """states that lie there"""
+    @property
+    def what(self) -> str: ...
+
+class CheckpointReader:
+    """A checkpoint as logical tensors. Every MiB that it reads is compared with its digest. For one thread at a time; blocks."""
+
+    def __init__(self, checkpoint: str) -> None:
+        """Reads the manifest and the headers. Raises Error CHECKPOINT, IO."""
+    @property
+    def manifest(self) -> Manifest: ...
+    def ranges(self) -> list[StoredRange]: ...
+    def has(self, key: str) -> bool: ...
+    def read(self, key: str, begin: int, end: int, into: torch.Tensor) -> None:
+        """Elements [begin, end) of the logical tensor, row major, into a uint8 tensor on the CPU with as many bytes."""
+
+class CheckpointWriter:
+    """A checkpoint of one file. Without commit() nothing of it stays. For one thread at a time; blocks."""
+
+    def __init__(self, folder: str, manifest: Manifest) -> None:
+        """Makes room for all states of the manifest. Raises Error USAGE if the step is there, IO."""
+    @property
+    def keys(self) -> list[str]:
+        """in the order in which write() wants them"""
+    def write(self, data: torch.Tensor) -> None:
+        """A uint8 tensor on the CPU: the next bytes."""
+    def commit(self, keep_last: int = 0, keep_every: int = 0) -> str:
+        """Returns the path of the checkpoint."""
+
+class SafetensorsWriter:
+    """A safetensors file that appears whole or not at all. Blocks."""
+
+    def __init__(
+        self, path: str, entries: Sequence[tuple[str, str, Sequence[int], int]], metadata: Mapping[str, str]
+    ) -> None:
+        """Entries: name, dtype, shape, bytes. Raises Error USAGE, IO."""
+    def write(self, data: torch.Tensor) -> None:
+        """A uint8 tensor on the CPU: the next bytes, in the order of the entries."""
+    def commit(self) -> None: ...
+
+def list_checkpoints(folder: str) -> list[tuple[int, str]]:
+    """Step and path of each, newest first; they have not been looked into. Raises Error IO."""
+
+def read_manifest(checkpoint: str) -> Manifest:
+    """Raises Error CHECKPOINT, IO."""
+
+def find_damage(checkpoint: str) -> list[Damage]:
+    """Reads all of a checkpoint whose manifest is whole. Blocks. Raises Error CHECKPOINT, IO."""
+
+def prune_checkpoints(folder: str, keep_last: int, keep_every: int, dry_run: bool) -> list[str]:
+    """Removes what retention does not keep; returns the paths. Raises Error IO."""
+
 class Config:
     """A configuration with all defaults filled in."""
 

@@ -1,9 +1,10 @@
-// zeroth: looks at hosts and links before a job is started (`zeroth doctor`).
+// zeroth: looks at hosts and links before a job is started (`zeroth doctor`), and at checkpoints (`zeroth ckpt`).
 #include "doctor/facts.h"
 #include "doctor/head.h"
 #include "doctor/options.h"
 #include "doctor/participant.h"
 #include "doctor/place.h"
+#include "doctor/python_command.h"
 #include "doctor/survey.h"
 #include "doctor/table.h"
 
@@ -19,6 +20,7 @@
 #include <exception>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -91,6 +93,7 @@ int run_as_rank(const Options& options) {
 }
 
 int run(std::span<const char* const> arguments) {
+  if (!arguments.empty() && std::string_view(arguments.front()) == "ckpt") become_ckpt(arguments.subspan(1));
   const CommandLine command_line = parse_command_line(arguments);
   if (!command_line.options) {
     fmt::print("{}", command_line.text);

@@ -117,6 +117,30 @@ COMMANDS = {
         ],
         ("tests/process/launcher/doctor_hosts_test.py", 'self.doctor("--params", "7e9"'),
     ),
+    **{
+        f"zeroth ckpt {command}": ("tests/python/ckpt_test.py", text)
+        for command, text in {
+            "ls runs/a": '"ls", self.folder',
+            "ls runs/a/step-00000300": '"ls", self.folder / "step-00000001"',
+            "verify runs/a": '"verify", self.folder',
+            "diff runs/a runs/b --tolerance 1e-6": '"--tolerance"',
+            "average runs/a runs/b --out runs/merged --weights 1,3": '"average", *sources',
+            "prune runs/a --keep-last 2 --keep-every 1000 --dry-run": '"--keep-every", 4',
+        }.items()
+    },
+    "zeroth ckpt convert runs/a out/hf --to hf --dtype bf16": ("tests/python/ckpt_others_test.py", '"--dtype", "fp16"'),
+    "zeroth ckpt convert ds_checkpoints runs/a --to zeroth": (
+        "tests/python/ckpt_others_test.py",
+        "def test_deepspeed_of_every_stage",
+    ),
+    "zeroth ckpt convert dcp_checkpoint runs/a --to zeroth": (
+        "tests/python/ckpt_others_test.py",
+        "def test_a_dcp_of_two_ranks",
+    ),
+    "zeroth ckpt convert checkpoint.pt runs/a --to zeroth": (
+        "tests/python/ckpt_others_test.py",
+        "def test_a_torch_optimizer",
+    ),
     "mpirun -n 16 --hostfile hosts zeroth doctor": (
         "tests/process/launcher/doctor_hosts_test.py",
         "def test_links_of_mpi",

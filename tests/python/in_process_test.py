@@ -12,6 +12,8 @@ import job
 import tier
 
 SUITES = (
+    "ckpt",
+    "ckpt_others",
     "docs",
     "engine",
     "forward",

@@ -64,7 +64,11 @@ class WheelTest(unittest.TestCase):
                     "bin/zeroth-run",
                     "bin/zeroth-trace",
                     "zeroth/_build.py",
-                    *(f"zeroth/{path.name}" for path in (SOURCE / "python/zeroth").iterdir() if path.is_file()),
+                    *(
+                        path.relative_to(SOURCE / "python").as_posix()
+                        for path in (SOURCE / "python/zeroth").rglob("*")
+                        if path.is_file() and "__pycache__" not in path.parts
+                    ),
                 },
             )
             dynamic = subprocess.run(

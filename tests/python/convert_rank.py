@@ -1,0 +1,83 @@
+"""One rank that saves, or goes on from what `zeroth ckpt convert` has made; see convert_test.py.
+
+convert_rank.py WHAT,FOLDER,STAGE,DTYPE...
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+import checkpoint_rank
+import torch
+
+import zeroth
+
+STEPS = (3, 6)
+"""saved after the first; the last one"""
+
+
+class Run(checkpoint_rank.Run):
+    """As there, but what a step draws depends on its number alone."""
+
+    def step(self) -> str:
+        torch.manual_seed(1000 * (self.engine.steps + 1) + self.engine.rank)
+        losses = []
+        for _ in range(2):
+            x = torch.randint(23, (8,))
+            loss = self.engine(x, (x * 3 + 1) % 23)
+            self.engine.backward(loss)
+            result = self.engine.step()
+            losses.append(loss.item())
+        self.scheduler.step()
+        return f"{result.step} {sum(losses).hex()} {result.grad_norm.hex()} {result.lr.hex()}"
+
+
+def whole(folder: str, stage: int, dtype: torch.dtype) -> None:
+    """Trains, saves, exports, and goes on."""
+    run = Run(stage, dtype, seed=1)
+    for step in range(1, STEPS[1] + 1):
+        line = run.step()
+        if step > STEPS[0]:
+            checkpoint_rank.tell(run, f"step {line}")
+        if step == STEPS[0]:
+            run.save(folder)
+            run.engine.export_safetensors(str(pathlib.Path(folder) / "export.safetensors"))
+
+
+def resume(folder: str, stage: int, dtype: torch.dtype) -> None:
+    run = Run(stage, dtype, seed=9)
+    loaded = run.load(folder)
+    assert (loaded.step, loaded.client_state["epoch"], run.engine.steps) == (STEPS[0], 3, STEPS[0]), loaded
+    assert not (loaded.missing or loaded.unexpected or loaded.skipped), loaded
+    for _ in range(*STEPS):
+        checkpoint_rank.tell(run, f"step {run.step()}")
+
+
+def weights(folder: str, stage: int, dtype: torch.dtype) -> None:
+    """Of a checkpoint without states of an optimizer."""
+    run = Run(stage, dtype, seed=7)
+    rates = run.engine.learning_rates
+    try:
+        run.engine.load(folder)
+    except zeroth.Error as error:
+        assert error.code == "CHECKPOINT" and "embed.weight/exp_avg" in str(error), error
+    else:
+        raise AssertionError("a checkpoint without an optimizer was loaded as one with")
+    loaded = run.engine.load(folder, strict=False)
+    assert loaded.missing and all(name.endswith(("/exp_avg", "/exp_avg_sq")) for name in loaded.missing), loaded
+    assert not loaded.unexpected and run.engine.learning_rates == rates, loaded
+    run.engine.export_safetensors(str(pathlib.Path(folder) / "export.safetensors"))
+    run.step()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    calls = {"whole": whole, "resume": resume, "weights": weights}
+    for call in sys.argv[1:]:
+        what, folder, stage, dtype = call.split(",")
+        calls[what](folder, int(stage), getattr(torch, dtype))
+
+
+if __name__ == "__main__":
+    main()
