@@ -12,7 +12,7 @@ import unittest
 from typing import Any
 
 import torch
-from ckpt_case import Case, Tensors, example
+from ckpt_case import Case, Tensors, example, param
 from safetensors.torch import load_file, save_file
 
 import zeroth.ckpt
@@ -46,6 +46,22 @@ class Conversions(Case):
         self.ckpt("convert", path.strip(), self.folder / "masters", "--to", "hf", "--weights", "master")
         masters = load_file(self.folder / "masters/model.safetensors")
         self.equal({"a": masters["a.weight"]}, {"a": tensors["a.weight"].float()})
+
+    def test_what_comes_back_is_what_was_there(self) -> None:
+        wrote = example()
+        wrote.params.append(param("frozen", torch.randn(4).to(torch.bfloat16), trainable=False))
+        wrote.params.append(param("idle", torch.randn(2, 2), updates=0))
+        for state in ("exp_avg", "exp_avg_sq"):
+            wrote.param("idle").states[state] = zeroth.ckpt.of_tensor(torch.zeros(2, 2))
+        path = zeroth.ckpt.write(wrote, self.folder / "z")
+        for form in ("dcp", "torch", "zeroth"):
+            self.ckpt("convert", path, self.folder / form, "--to", form)
+            self.ckpt("convert", self.folder / form, self.folder / f"{form}-back", "--to", "zeroth")
+            self.assertEqual(zeroth.ckpt.diff(path, self.folder / f"{form}-back"), [])
+        self.ckpt("convert", path, self.folder / "hf", "--to", "hf", "--weights", "master")
+        self.ckpt("convert", self.folder / "hf", self.folder / "hf-back", "--to", "zeroth", "--step", 3)
+        left = {one.what.partition("/")[2].partition(":")[0] for one in zeroth.ckpt.diff(path, self.folder / "hf-back")}
+        self.assertEqual(left, {"exp_avg", "exp_avg_sq", ""}, "weights and buffers are equal")
 
     def test_bfloat16_is_rounded_as_engines_do(self) -> None:
         ties = torch.tensor([0x3F808000, 0x3F818000, -0x407F8000 + 0x8000], dtype=torch.int32).view(torch.float32)

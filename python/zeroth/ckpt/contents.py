@@ -12,7 +12,7 @@ import torch
 from zeroth import _C
 from zeroth.ckpt.refusals import refused
 
-__all__ = ["NO_GROUP", "WEIGHT", "Contents", "Hypers", "Lazy", "Param", "of_tensor"]
+__all__ = ["NO_GROUP", "WEIGHT", "Contents", "Hypers", "Lazy", "Param", "of_tensor", "weight_of"]
 
 WEIGHT = "weight"
 """the state that is the parameter itself: its float32 master where there is one"""
@@ -66,6 +66,14 @@ class Param:
     """steps in which it was updated"""
     aliases: list[str] = dataclasses.field(default_factory=list)
     """other names of the same tensor"""
+
+
+_TRAINED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def weight_of(name: str, lazy: Lazy) -> Param:
+    """A parameter of which no more is known; it trains if one of its dtype can."""
+    return Param(name=name, shape=lazy.shape, dtype=lazy.dtype, states={WEIGHT: lazy}, trainable=lazy.dtype in _TRAINED)
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)

@@ -7,7 +7,8 @@ from typing import Literal
 import torch
 
 from zeroth.ckpt.contents import WEIGHT, Contents
-from zeroth.ckpt.dcp import is_dcp, read_dcp, write_dcp
+from zeroth.ckpt.dcp import is_dcp, read_dcp
+from zeroth.ckpt.dcp_writer import write_dcp
 from zeroth.ckpt.deepspeed import is_deepspeed, read_deepspeed
 from zeroth.ckpt.deepspeed_universal import is_universal, read_universal
 from zeroth.ckpt.dtypes import computed

@@ -1,33 +1,24 @@
-"""torch.distributed.checkpoint (DCP): {"model": state_dict, "optimizer": {"state": by name, "param_groups": [...]}}, as
-torch.distributed.checkpoint.state_dict.get_state_dict() names things."""
+"""torch.distributed.checkpoint (DCP), read: the files of any number of ranks. Named as write_dcp() says."""
 
-import io
 import json
 import os
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.planner import WriteItem
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from zeroth.ckpt import hypers, optimizer_state
-from zeroth.ckpt.contents import WEIGHT, Contents, Lazy, Param
+from zeroth.ckpt.contents import Contents, Lazy, weight_of
+from zeroth.ckpt.facts import KEY, adopt_facts, tied_names
 from zeroth.ckpt.huggingface import is_buffer
 from zeroth.ckpt.inert_pickle import Inert, load_inert_bytes
-from zeroth.ckpt.new_path import new_folder
 from zeroth.ckpt.refusals import io_error, refused
 from zeroth.ckpt.torch_file import load_plain_bytes
 
-__all__ = ["is_dcp", "read_dcp", "write_dcp"]
+__all__ = ["is_dcp", "read_dcp"]
 
 _METADATA = ".metadata"
-_TIED = "zeroth_tied"
-"""tied weights are there under each of their names, as state_dict() has them; this says of which they are copies"""
 _MOST_METADATA_BYTES = 1 << 31
 _STATE = re.compile(
     r"^(?:.*\.)?state\.(?P<name>.+)\.(?P<state>step|exp_avg|exp_avg_sq|momentum_buffer|max_exp_avg_sq)$"
@@ -39,65 +30,6 @@ def is_dcp(path: str) -> bool:
     return os.path.isfile(os.path.join(path, _METADATA))
 
 
-# --- writing ----------------------------------------------------------------------------------------------------------
-
-
-class _Planner(DefaultSavePlanner):
-    """Tensors of the state_dict are on the meta device; each is read when DCP comes to write it."""
-
-    def __init__(self, lazies: Mapping[int, Lazy]) -> None:
-        super().__init__()
-        self._lazies = lazies
-
-    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        value = self.state_dict[write_item.index.fqn]
-        lazy = self._lazies.get(id(value))
-        return super().resolve_data(write_item) if lazy is None else lazy.read().clone()
-
-
-def write_dcp(contents: Contents, folder: str) -> None:
-    """Weights, buffers and, if there are some, states of the optimizer. One tensor in memory at a time. Raises Error
-    USAGE if `folder` is there, and IO."""
-    lazies: dict[int, Lazy] = {}
-
-    def later(lazy: Lazy) -> torch.Tensor:
-        stand_in = torch.empty(lazy.shape, dtype=lazy.dtype, device="meta")
-        lazies[id(stand_in)] = lazy
-        return stand_in
-
-    model: dict[str, Any] = {}
-    for param in contents.params:
-        for name in (param.name, *param.aliases):
-            model[name] = later(param.states[WEIGHT])
-    model |= {name: later(lazy) for name, lazy in contents.buffers.items()}
-    tied = {other: param.name for param in contents.params for other in param.aliases}
-    whole: dict[str, Any] = {"model": model, **({_TIED: json.dumps(tied)} if tied else {})}
-    if contents.has_optimizer:
-        state = {param.name: optimizer_state.states_of(param) for param in contents.params if param.trainable}
-        whole["optimizer"] = {
-            "state": {
-                name: {key: later(value) if isinstance(value, Lazy) else value for key, value in own.items()}
-                for name, own in state.items()
-                if own
-            },
-            "param_groups": [
-                {**hypers.to_torch(values, contents.optimizer), "params": [param.name for param in params]}
-                for values, params in optimizer_state.groups_of(contents)
-            ],
-        }
-        whole["step"] = contents.step
-    if contents.user.get("client") is not None:
-        whole["client_state"] = json.dumps(contents.user["client"])
-    with new_folder(folder) as temporary:
-        writer = FileSystemWriter(temporary, single_file_per_rank=True, thread_count=1, sync_files=False)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as it is meant
-            save(whole, storage_writer=writer, planner=_Planner(lazies), no_dist=True)
-
-
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
 def read_dcp(path: str, *, model_prefix: str | None = None) -> Contents:
     """Its .metadata is a pickle, which is read without making objects of its classes (inert_pickle.py). `model_prefix`:
     of the keys of weights; None: "model." if there are such. Raises Error CHECKPOINT, IO."""
@@ -106,7 +38,7 @@ def read_dcp(path: str, *, model_prefix: str | None = None) -> Contents:
     named = optimizer_state.NamedState(state={}, groups=[])
     flat_groups: dict[str, Any] = {}
     weights: dict[str, Lazy] = {}
-    tied: dict[str, str] = {}
+    facts = None
     for key in folder.keys():
         state = _STATE.match(key)
         group = _GROUP.match(key)
@@ -119,12 +51,13 @@ def read_dcp(path: str, *, model_prefix: str | None = None) -> Contents:
             weights[key] = folder.tensor(key)
         elif key in ("step", "global_step"):
             contents.step = int(optimizer_state.scalar(folder.value(key)) or 0)
-        elif key == _TIED:
-            tied = _tied(folder.value(key), path)
+        elif key == KEY:
+            facts = folder.value(key)
         elif key == "client_state":
             contents.user["client"] = _client_of(folder.value(key))
         else:
             contents.left_out.append(key)
+    tied = tied_names(facts, path)
     prefix = model_prefix
     if prefix is None:
         prefix = "model." if any(key.startswith("model.") for key in weights) else ""
@@ -138,12 +71,11 @@ def read_dcp(path: str, *, model_prefix: str | None = None) -> Contents:
         if is_buffer(name, lazy.dtype):
             contents.buffers[name] = lazy
         else:
-            contents.params.append(Param(name=name, shape=lazy.shape, dtype=lazy.dtype, states={WEIGHT: lazy}))
-    for other, name in tied.items():
-        contents.param(name).aliases.append(other)
+            contents.params.append(weight_of(name, lazy))
     if not contents.params:
         raise refused("a DCP has no weights", which=path, expected=f"tensors under {prefix!r}", hint="--model-prefix")
     _adopt(contents, named, flat_groups)
+    adopt_facts(contents, facts)
     return contents
 
 
@@ -153,13 +85,6 @@ def _client_of(value: Any) -> Any:
         return json.loads(value)
     except (ValueError, TypeError):
         return value
-
-
-def _tied(value: Any, path: str) -> dict[str, str]:
-    try:
-        return {str(other): str(name) for other, name in json.loads(value).items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise refused("names of tied weights cannot be read", which=path, got=repr(error)) from error
 
 
 def _adopt(contents: Contents, named: optimizer_state.NamedState, flat: Mapping[str, Any]) -> None:

@@ -7,8 +7,9 @@ import os
 import torch
 
 from zeroth import _C
-from zeroth.ckpt.contents import WEIGHT, Contents, Lazy, Param
+from zeroth.ckpt.contents import WEIGHT, Contents, Lazy, weight_of
 from zeroth.ckpt.dtypes import name_of, raw_bytes
+from zeroth.ckpt.facts import KEY, adopt_facts, facts_text
 from zeroth.ckpt.new_path import new_folder
 from zeroth.ckpt.refusals import io_error, refused
 from zeroth.ckpt.safetensors_file import SafetensorsFile
@@ -30,19 +31,25 @@ def read_huggingface(path: str) -> Contents:
     all else is a parameter. Raises Error CHECKPOINT, IO."""
     tensors: dict[str, Lazy] = {}
     aliases: dict[str, str] = {}
+    facts: list[str | None] = []
     for name in _files_of(path):
         file = SafetensorsFile(name)
         for key, lazy in file.tensors.items():
             if tensors.setdefault(key, lazy) is not lazy:
                 raise refused("two files have one tensor", which=f"{path}, {key}")
-        aliases |= {other: kept for other, kept in file.metadata.items() if other != "format"}
+        aliases |= {other: kept for other, kept in file.metadata.items() if other not in ("format", KEY)}
+        facts.append(file.metadata.get(KEY))
     contents = Contents(origin=path, kind="hf", params=[])
     for key, lazy in tensors.items():
         if is_buffer(key, lazy.dtype):
             contents.buffers[key] = lazy
             continue
         own = [other for other, kept in aliases.items() if kept == key and other not in tensors]
-        contents.params.append(Param(name=key, shape=lazy.shape, dtype=lazy.dtype, states={WEIGHT: lazy}, aliases=own))
+        param = weight_of(key, lazy)
+        param.aliases = own
+        contents.params.append(param)
+    for text in facts:
+        adopt_facts(contents, text)
     return contents
 
 
@@ -88,7 +95,7 @@ def write_huggingface(contents: Contents, folder: str, *, max_shard_bytes: int) 
                     (name, name_of(lazy.dtype, f"{contents.origin}, {name}"), list(lazy.shape), lazy.bytes)
                     for name, lazy in ((name, tensors[name]) for name in names)
                 ],
-                {**metadata, "format": "pt"},
+                {**metadata, "format": "pt", KEY: facts_text(contents, names)},
             )
             for name in names:
                 data = raw_bytes(tensors[name].read())

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from zeroth.ckpt import optimizer_state
-from zeroth.ckpt.contents import WEIGHT, Contents, Param, of_tensor
+from zeroth.ckpt.contents import WEIGHT, Contents, Param, of_tensor, weight_of
+from zeroth.ckpt.facts import KEY, adopt_facts, facts_text
 from zeroth.ckpt.huggingface import is_buffer
 from zeroth.ckpt.new_path import new_file
 from zeroth.ckpt.refusals import io_error, refused
@@ -74,7 +75,8 @@ def read_torch(path: str, param_names: Sequence[str] | None = None) -> Contents:
         optimizer_state.adopt(contents, optimizer_state.by_name(optimizer, param_names, contents))
     if isinstance(rest.get("client_state"), dict):
         contents.user = {"client": rest["client_state"]}
-    unknown = sorted({str(name) for name in rest} - {*_STEP, "client_state"})
+    adopt_facts(contents, rest.get(KEY))
+    unknown = sorted({str(name) for name in rest} - {*_STEP, "client_state", KEY})
     if unknown:
         contents.left_out.append(f"keys of the file: {', '.join(unknown)}")
     return contents
@@ -95,7 +97,7 @@ def from_state_dict(origin: str, kind: str, tensors: Mapping[str, torch.Tensor])
             seen[place].aliases.append(name)
             continue
         lazy = of_tensor(tensor)
-        param = Param(name=name, shape=lazy.shape, dtype=lazy.dtype, states={WEIGHT: lazy})
+        param = weight_of(name, lazy)
         seen[place] = param
         contents.params.append(param)
     return contents
@@ -140,6 +142,7 @@ def write_torch(contents: Contents, path: str) -> None:
             "optimizer": optimizer_state.to_numbered(contents),
             "step": contents.step,
             "client_state": contents.user.get("client"),
+            KEY: facts_text(contents),
         }
     with new_file(os.fspath(path)) as temporary:
         torch.save(whole, temporary)
