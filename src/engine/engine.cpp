@@ -247,6 +247,7 @@ bool Engine::gradients_complete(int unit) const {
 void Engine::end_backward() {
   enter(Phase::kAfterBackward);
   uneven_join_->announce_backward(own_->backward);
+  gradient_factor_.reset();
   for (const auto& group : groups_) group->end_backward();
   had_backward_ = true;
   ++backwards_;
@@ -271,6 +272,7 @@ StepResult Engine::step() {
        .hint = "set requires_grad on what should be trained, or name it in a parameter group, before the engine is "
                "built"});
   report_failed_save();
+  require_own_weights("step()");
   enter(Phase::kStep);
   uneven_join_->announce(own_->step);
   uneven_join_->forget_backward();
@@ -344,6 +346,7 @@ std::string Engine::name_of_offender(const CommitVote& vote) const {
 
 void Engine::forget_gradients() {
   for (const auto& group : groups_) group->gradients().begin_step();
+  gradient_factor_.reset();
   backward_failed_ = false;
 }
 
@@ -586,6 +589,7 @@ MemoryReport Engine::memory_report() const {
                       .checkpoint_copy = checkpoint_copy_.capacity()};
   for (const auto& group : groups_) {
     report.planned += group->planned_memory(group->spec().plan, optimizer_->states(), settings_.micro_steps);
+    report.planned.bytes[static_cast<std::size_t>(MemoryState::kOptimizer)] += group->memory().average_bytes();
     report.spills += group->gradients().spills();
     report.resident += group->resident_bytes();
     report.transport += group->transport_bytes();

@@ -2,7 +2,7 @@
 #include "checkpoint/element_reader.h"
 #include "engine/hyper_text.h"
 #include "engine/own_operations.h"
-#include "engine/piece_values.h"
+#include "engine/piece_io.h"
 #include "engine/save_outcomes.h"
 #include "engine/shard_group.h"
 #include "engine/state_pieces.h"

@@ -54,6 +54,9 @@ struct Engine::OwnOperations {
   OperationId save = row({.name = "save()"});
   OperationId await_save = row({.name = "the wait for a save"});
   OperationId load = row({.name = "load()"});
+  OperationId read = row({.name = "a read of states"});
+  OperationId write = row({.name = "a write of weights"});
+  OperationId average_weights = row({.name = "an average of weights"});
   OperationId barrier = row({.name = "barrier()", .join = part([this](int) { engine.barrier(); })});
 
  private:

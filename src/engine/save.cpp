@@ -2,7 +2,7 @@
 #include "checkpoint/rank_file.h"
 #include "engine/hyper_text.h"
 #include "engine/own_operations.h"
-#include "engine/piece_values.h"
+#include "engine/piece_io.h"
 #include "engine/rank_file_plan.h"
 #include "engine/save_outcomes.h"
 #include "engine/shard_group.h"
@@ -173,7 +173,7 @@ Engine::RankFilePlan Engine::plan_rank_file(const SaveOptions& options, const Ch
 
 void Engine::each_part(const RankFilePlan& plan, const std::function<void(std::span<const std::byte>)>& write) {
   write(std::as_bytes(std::span(plan.header)));
-  for (const StatePiece& piece : plan.pieces) each_written_part(piece, *kernels_, resources_->gather_stream, write);
+  for (const StatePiece& piece : plan.pieces) PieceReader(piece, *kernels_, resources_->gather_stream).each(write);
   for (const ExtraTensor& extra : plan.extras) write(extra.data);
 }
 

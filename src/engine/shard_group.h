@@ -93,6 +93,7 @@ class ShardGroup {
   }
 
   [[nodiscard]] const ModelMemory& memory() const { return *memory_; }
+  [[nodiscard]] ModelMemory& memory() { return *memory_; }
   /// No other group that has the same elements writes them into a checkpoint.
   [[nodiscard]] bool writes_states() const { return counts_in_norm_; }
   /// Updates so far, one a parameter.

@@ -39,7 +39,8 @@ std::vector<StatePiece> state_pieces(const ModelLayout& model, const ModelMemory
   }
   std::vector<StatePiece> pieces;
   for (const auto& [row, data] : memory.states()) {
-    if (row.kind != StateKind::kParameter && row.kind != StateKind::kOptimizer) continue;
+    const bool is_state = row.kind == StateKind::kOptimizer || row.kind == StateKind::kAverage;
+    if (row.kind != StateKind::kParameter && !is_state) continue;
     const FlatLayout& flat = model.flat(row.flat);
     for (const Segment& segment : flat.segments) {
       const Range part = intersect(segment.range(), row.range);
@@ -70,6 +71,55 @@ std::vector<StatePiece> state_pieces(const ModelLayout& model, const ModelMemory
         piece.master_range = {kept_part.begin - segment.offset, kept_part.end - segment.offset};
         piece.master_data = master->second->data + array_bytes(kept_part.begin - kept.range.begin, kept.dtype);
       }
+      pieces.push_back(std::move(piece));
+    }
+  }
+  return pieces;
+}
+
+std::vector<StatePiece> parameter_pieces(const ModelLayout& model, const ModelMemory& memory, bool is_first) {
+  std::vector<StatePiece> pieces;
+  for (const auto& [row, data] : memory.states()) {
+    if (row.kind != StateKind::kParameter) continue;
+    const FlatLayout& flat = model.flat(row.flat);
+    for (const Segment& segment : flat.segments) {
+      const Range part = intersect(segment.range(), row.range);
+      if (segment.numel == 0 || part.size() == 0) continue;
+      StatePiece piece{.param = segment.param,
+                       .state = "param",
+                       .dtype = row.dtype,
+                       .has = box_of(model.params[static_cast<std::size_t>(segment.param)], row.shape)};
+      piece.has.begin = part.begin - segment.offset;
+      piece.has.end = part.end - segment.offset;
+      if (is_first)
+        piece.writes = entries_that_begin_in(flat.shard(memory.rank()), segment.offset, segment.numel, /*length=*/1);
+      piece.data = data + array_bytes(part.begin - row.range.begin, row.dtype);
+      pieces.push_back(std::move(piece));
+    }
+  }
+  return pieces;
+}
+
+std::vector<StatePiece> gradient_pieces(const ModelLayout& model, ModelMemory& memory, bool is_first,
+                                        const std::function<bool(int flat)>& has_sums, double factor) {
+  std::vector<StatePiece> pieces;
+  for (int index = 0; index < static_cast<int>(model.flats.size()); ++index) {
+    const FlatLayout& flat = model.flat(index);
+    if (!flat.trainable || !has_sums(index)) continue;
+    const Range shard = flat.shard(memory.rank());
+    for (const Segment& segment : flat.segments) {
+      const Range part = intersect(segment.range(), shard);
+      if (segment.numel == 0 || part.size() == 0) continue;
+      StatePiece piece{.param = segment.param,
+                       .state = "grad",
+                       .dtype = flat.accumulation(),
+                       .has = box_of(model.params[static_cast<std::size_t>(segment.param)], StateShape::kElement)};
+      piece.has.begin = part.begin - segment.offset;
+      piece.has.end = part.end - segment.offset;
+      if (is_first) piece.writes = {piece.has.begin, piece.has.end};
+      piece.data = memory.reduced(index) + array_bytes(part.begin - shard.begin, piece.dtype);
+      piece.scaled = true;
+      piece.factor = factor * flat.grad_factor;
       pieces.push_back(std::move(piece));
     }
   }

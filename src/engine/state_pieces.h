@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,8 @@ struct StatePiece {
   Master master = Master::kNone;     ///< how float32 values are kept
   std::byte* master_data = nullptr;  ///< lower halves or whole masters of the elements `master_range`
   Range master_range{};              ///< elements of the box; contains `writes`
+  bool scaled = false;               ///< values are what lies at `data` times `factor`, in their dtype
+  double factor = 1.0;
   /// The label of its range in a file: "blocks.0.weight/exp_avg".
   [[nodiscard]] std::string key(const ParamSpec& spec) const { return spec.name + "/" + state; }
 };
@@ -33,5 +36,14 @@ struct StatePiece {
 /// elements writes them. `job_rank`: for states of every rank's own.
 [[nodiscard]] std::vector<StatePiece> state_pieces(const ModelLayout& model, const ModelMemory& memory, bool is_first,
                                                    int job_rank);
+
+/// The parameters at rest, in the dtype of computation, as the state "param".
+[[nodiscard]] std::vector<StatePiece> parameter_pieces(const ModelLayout& model, const ModelMemory& memory,
+                                                       bool is_first);
+
+/// This rank's reduced gradients as the state "grad", of flats that `has_sums`; the sums must be complete. `factor`:
+/// what makes a mean of a sum, without the flat's grad_factor.
+[[nodiscard]] std::vector<StatePiece> gradient_pieces(const ModelLayout& model, ModelMemory& memory, bool is_first,
+                                                      const std::function<bool(int flat)>& has_sums, double factor);
 
 }  // namespace zeroth

@@ -70,6 +70,7 @@ class UnevenJoin {
   /// This rank takes part in a micro-step for which it has no batch.
   void count_joined() { ++joined_; }
   /// Micro-steps of this step in which this rank had no batch.
+  [[nodiscard]] int joined() const { return joined_; }
   [[nodiscard]] int take_joined() { return std::exchange(joined_, 0); }
 
  private:

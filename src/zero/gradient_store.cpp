@@ -71,6 +71,11 @@ void GradientStore::add(int param, ConstTensorView grad) {
   const ParamPlace& place = model_.places[static_cast<std::size_t>(param)];
   const FlatLayout& layout = model_.flat(place.flat);
   const Segment& segment = model_.segment(param);
+  ZR_CHECK(!joined_, ErrorCode::kUsage, "a backward after the gradients of the step were read",
+           {.where = "zero.reduce",
+            .which = model_.params[static_cast<std::size_t>(param)].name,
+            .expected = "no further backward before step(): the sums of all groups of ranks are formed",
+            .hint = "read gradients after the last backward of the step, or use a plan without a degree of gradients"});
   has_grad_[static_cast<std::size_t>(param)] = true;
   if (segment.numel == 0) return;
   FlatState& flat = state(place.flat);
@@ -220,6 +225,7 @@ void GradientStore::sync(OperationId what, std::string_view name) {
 }
 
 void GradientStore::complete() {
+  if (joined_) return;
   const std::uint64_t next_step = (backward_ / kBackwardsPerStep + 1) * kBackwardsPerStep;
   ZR_CHECK(backward_ + 1 < next_step, ErrorCode::kUsage, "more than a million backwards in one step",
            {.where = "zero.reduce"});
@@ -232,6 +238,7 @@ void GradientStore::complete() {
   }
   shards_->settle();
   exchange_->combine_sums(next_step);
+  joined_ = memory_.degrees().sums_groups();
   kernels_.settle(reduce_stream_);
   find_offender();
 }
@@ -251,6 +258,7 @@ void GradientStore::begin_step() {
     flat.filled.assign(flat.filled.size(), false);
   }
   std::ranges::fill(ring_open_, -1);
+  joined_ = false;
   reduced_before_ = false;
   find_offender();
   offender_ = {};

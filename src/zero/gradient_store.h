@@ -83,8 +83,9 @@ class GradientStore {
   /// this one has taken its gradients. It must come before every collective except complete(), which calls it itself.
   /// Throws kMismatch if another rank comes to another call. `name` is for errors; with collectives ranks compare it.
   void sync(OperationId what, std::string_view name = {});
-  /// Blocks until all reduction events of all closed backwards are summed into the reduced shards. Ends the
-  /// accumulation of the step: the next event stores instead of adding. Collective.
+  /// Blocks until all reduction events of all closed backwards are summed into the reduced shards. Collective. Further
+  /// backwards of the step add to the sums, and it must be called again; but where sub-groups have joined their sums
+  /// (Degrees::sums_groups()), add() throws kUsage until begin_step(), and a further call does nothing.
   void complete();
   /// After complete(), if gradients are replicated: makes the reduced shards of all ranks readable through
   /// ModelMemory::peer_reduced(). Collective, blocks.
@@ -154,6 +155,7 @@ class GradientStore {
   std::vector<int> arrived_;  ///< parameters whose gradients have come in this micro-step, in order
   Offender offender_;
   int first_wide_ = -1;
+  bool joined_ = false;          ///< sums of sub-groups are one: nothing can be added any more
   bool reduced_before_ = false;  ///< an earlier backward of this step had reductions
   std::uint64_t backward_ = 0;   ///< step << 20 | backward within the step
   int micro_step_ = 0;

@@ -138,6 +138,44 @@ void ModelMemory::place_states(Kernels& kernels, std::span<const StateDeclaratio
   gathered_holds_.resize(gathered_slots_.size());
 }
 
+void ModelMemory::add_average(Kernels& kernels, const std::string& name) {
+  std::vector<StateRow> rows;
+  std::size_t bytes = 0;
+  for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) {
+    const FlatLayout& layout = model_.flats[flat];
+    if (!layout.trainable) continue;
+    const Range range = update_range(static_cast<int>(flat));
+    rows.push_back({.kind = StateKind::kAverage,
+                    .name = name,
+                    .flat = static_cast<int>(flat),
+                    .unit = layout.unit,
+                    .range = range,
+                    .degree = degrees_.optimizer,
+                    .entries = range.size(),
+                    .dtype = layout.accumulation()});
+    bytes += rows.back().bytes();
+  }
+  Arena arena = kernels.make_arena(bytes, "average");
+  for (StateRow& row : rows) {
+    std::byte* const data = arena.reserve(row.bytes(), kSegmentAlignBytes).data();
+    holds_.push_back(ledger_.hold({row.unit, row.memory()}, row.bytes()));
+    states_.push_back({std::move(row), data});
+  }
+  averages_.push_back(std::move(arena));
+}
+
+std::size_t ModelMemory::average_bytes() const {
+  std::size_t bytes = 0;
+  for (const Placed& state : states_) bytes += state.row.kind == StateKind::kAverage ? state.row.bytes() : 0;
+  return bytes;
+}
+
+std::uint64_t ModelMemory::averages_resident_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const Arena& arena : averages_) bytes += arena.resident_bytes();
+  return bytes;
+}
+
 // Nodes of equally many ranks, and states or sums that are split inside them.
 void ModelMemory::find_neighbours(CommBackend& backend) {
   const std::span<const int> nodes = backend.node_sizes();

@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -70,6 +71,11 @@ class ModelMemory {
     std::byte* data;
   };
   [[nodiscard]] const std::vector<Placed>& states() const { return states_; }
+  /// A further state of every trainable parameter, of the accumulation dtype, where the optimizer's states are: zeros.
+  /// Its rows come last in states(). Throws kOutOfMemory.
+  void add_average(Kernels& kernels, const std::string& name);
+  /// Bytes of all averages; planned_memory() of a plan does not have them.
+  [[nodiscard]] std::size_t average_bytes() const;
   /// This rank's reduced shard: its piece of the sums, in the accumulation dtype. It lies in separate memory, or, if
   /// sums_in_bucket(), in its range of its own bucket.
   [[nodiscard]] std::byte* reduced(int flat) { return sums_at(flat, model_.flat(flat).shard(rank_).begin); }
@@ -126,7 +132,7 @@ class ModelMemory {
   /// Resident bytes of this rank's arenas. Slow: reads smaps.
   [[nodiscard]] std::uint64_t resident_bytes() const {
     return signal_words_.resident_bytes() + shared_.resident_bytes() + private_.resident_bytes() +
-           wide_.resident_bytes();
+           wide_.resident_bytes() + averages_resident_bytes();
   }
 
  private:
@@ -137,6 +143,7 @@ class ModelMemory {
   void place_states(Kernels& kernels, std::span<const StateDeclaration> states, int micro_steps,
                     std::span<std::byte> shared);
   void find_neighbours(CommBackend& backend);
+  [[nodiscard]] std::uint64_t averages_resident_bytes() const;
   /// Memory that local peers read, zeroed.
   [[nodiscard]] Arena make_window(Device& device, Kernels& kernels, std::size_t bytes, std::string_view name) const;
   /// The attached arenas by world rank; empty for all other ranks.
@@ -161,6 +168,7 @@ class ModelMemory {
   Arena signal_words_;                        // of the host, wherever the states are
   Arena shared_;
   Arena private_;
+  std::vector<Arena> averages_;
   Arena wide_;  // address space, until a gradient comes that is wider than its bucket
   PeerWindow signal_window_;
   PeerWindow window_;

@@ -54,6 +54,7 @@ MemoryState StateRow::memory() const {
     case StateKind::kMaster:
       return MemoryState::kMaster;
     case StateKind::kOptimizer:
+    case StateKind::kAverage:  // as large, and at the same ranks
       return MemoryState::kOptimizer;
     case StateKind::kSums:
       return MemoryState::kReduced;

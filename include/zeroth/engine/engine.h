@@ -19,6 +19,7 @@
 #include <zeroth/device/device.h>
 #include <zeroth/engine/checkpoint.h>
 #include <zeroth/engine/operation.h>
+#include <zeroth/engine/state_access.h>
 #include <zeroth/engine/step_result.h>
 #include <zeroth/engine/uneven.h>
 #include <zeroth/optim/loss_scaler.h>
@@ -241,6 +242,40 @@ class Engine {
   /// changed: kCheckpoint for one that is torn, corrupt or of another model; kIo; kUsage in the middle of a step. Needs
   /// memory for this rank's states once more while it runs.
   LoadReport load(const std::string& path, const LoadOptions& options = {});
+  /// Calls take(tensor) for each tensor of the query, on the ranks that want them, unit by unit: other ranks need
+  /// memory for their own part of a unit, readers for all of it once more. Collective, blocks; between steps, or
+  /// between the backward and step(). Throws on every rank alike: kUsage for an unknown name or kind, and for gradients
+  /// in the middle of an accumulation or after a failed backward; kMismatch if ranks ask for other things. Gradients
+  /// that no rank has are left out. Wire: every element once to each reader.
+  void read_states(const StateQuery& query, const std::function<void(StateTensor)>& take);
+  /// Names of units' parameters, in the order in which read_states() takes them all: what a caller may ask for at once.
+  [[nodiscard]] std::vector<std::vector<std::string>> state_batches() const;
+  /// This rank's part of a state, without communication. Gradients only after read_states() of the step has formed
+  /// their sums. Throws kUsage for an unknown kind.
+  [[nodiscard]] std::vector<StatePart> local_states(const std::string& kind);
+  /// The kinds of read_states() that there are.
+  [[nodiscard]] std::vector<std::string> state_kinds() const;
+  /// Replaces weights and their masters on all ranks; other states stay. Collective, blocks; between steps. Throws
+  /// kUsage on every rank alike, with nothing changed, for unknown names, in the middle of a step, and while an average
+  /// is applied.
+  void write_weights(const WeightWrite& write);
+
+  /// Keeps an average of all trainable parameters, where the optimizer's states are, in the dtype of masters. It begins
+  /// as the masters, and is a state: `name` is its kind, save() and load() have it. Collective, blocks. Throws kUsage
+  /// for a name that is not new.
+  void add_average(const std::string& name);
+  /// average += (1 - decay) * (master - average). Local: no communication. The same bits at every stage.
+  void update_average(const std::string& name, double decay);
+  /// Exchanges masters and average, to the bit, on all ranks; parameters are the rounded averages until the next call,
+  /// and step() and write_weights() throw kUsage. Collective, blocks; between steps.
+  void swap_average(const std::string& name);
+  /// The average whose values the parameters have now; "" if they have their own.
+  [[nodiscard]] const std::string& applied_average() const { return applied_average_; }
+  /// Throws kUsage, naming `what`, while an average is applied.
+  void require_own_weights(const char* what) const;
+  /// Throws kUsage, naming `what`, in the middle of a step: micro-steps or a backward wait for step().
+  void require_quiet(const char* what) const;
+
   /// Blocks until all ranks are in this barrier. `name` appears in errors and in the flight recorder. Ranks in barriers
   /// of different names get kMismatch with both names.
   void barrier(std::string_view name = {});
@@ -350,6 +385,20 @@ class Engine {
                                                   const std::map<std::string, const CheckpointParam*>& params,
                                                   const std::string& path, const LoadOptions& options) const;
   void take_states(const StatesRead& read, const Manifest& manifest);
+  void meet(OperationId what, const std::string& text);
+  [[nodiscard]] bool has_kind(const std::string& kind) const;
+  void require_kind(const std::string& kind) const;
+  /// With the whole model's numbers. Gradients are times `factor`.
+  [[nodiscard]] std::vector<StatePiece> pieces_of_kind(const std::string& kind, double factor);
+  /// Sums of the gradients of this step on all ranks; returns what makes means of them, none if no rank has any.
+  [[nodiscard]] std::optional<double> complete_gradients();
+  void read_batch(const StateQuery& query, const std::vector<std::string>& names, const std::vector<StatePiece>& pieces,
+                  const std::function<void(StateTensor)>& take);
+  /// The parameter of a name or alias, -1.
+  [[nodiscard]] int param_named(const std::string& name) const;
+  void republish(std::string_view what);
+  /// For each parameter of the average that this rank has a part of: its weight and its average.
+  void for_average(const std::string& name, const std::function<void(const StatePiece&, const StatePiece&)>& body);
   /// Of the commit vote's first offender; "" without one. Blocks.
   [[nodiscard]] std::string name_of_offender(const CommitVote& vote) const;
   void forget_gradients();
@@ -393,6 +442,8 @@ class Engine {
   bool backward_failed_ = false;
   std::int64_t committed_steps_ = 0;
   std::uint64_t construction_peak_ = 0;
+  std::string applied_average_{};
+  std::optional<double> gradient_factor_{};  ///< of sums that are complete in this step
 };
 
 }  // namespace zeroth

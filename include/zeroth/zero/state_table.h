@@ -27,6 +27,7 @@ enum class StateKind : std::uint8_t {
   kParameter,  ///< at rest, in the dtype of computation
   kMaster,     ///< of 16-bit parameters, see master_of()
   kOptimizer,  ///< declared by the optimizer
+  kAverage,    ///< of weights over steps, where a caller keeps one; see ModelMemory::add_average()
   kSums,       ///< reduced gradients that have memory of their own, outside of buckets
 };
 
