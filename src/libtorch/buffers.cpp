@@ -6,6 +6,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 
 namespace zeroth::libtorch {
@@ -83,8 +84,68 @@ void require_same_structure(const ModelDescription& model, const Communicator& c
   }
 }
 
-/// One digest a buffer, of its values.
-std::vector<std::uint64_t> values_of(const ModelDescription& model) {
+/// Ranks may have replaced buffers: what is sent must have one size everywhere. All ranks find a difference together.
+/// `counts` are summed over the ranks in the same message.
+void require_same_now(const ModelDescription& model, const Communicator& communicator,
+                      std::vector<std::int64_t>& counts) {
+  std::string look;
+  for (const auto& [name, buffer, _] : model.buffers) {
+    if (!buffer.defined()) {
+      look += "-;";
+      continue;
+    }
+    const bool dense = buffer.layout() == at::kStrided && !buffer.is_nested();
+    look += std::to_string(static_cast<int>(buffer.scalar_type()));
+    look += dense ? extents_of(buffer) : "?" + std::to_string(communicator.rank());  // unlike all: refused by name
+    look += ";";
+  }
+  const auto world = static_cast<std::size_t>(communicator.size());
+  std::vector<std::int64_t> looks(world);
+  looks[static_cast<std::size_t>(communicator.rank())] = static_cast<std::int64_t>(digest64(look) >> 1U);
+  communicator.all_reduce(std::span(looks));
+  if (std::ranges::adjacent_find(looks, std::not_equal_to<>()) != looks.end())
+    require_same_structure(model, communicator);
+  if (!counts.empty()) communicator.all_reduce(std::span(counts));
+}
+
+/// Rank 0's values of these buffers in one message. `chosen`: one a buffer, alike on all ranks.
+void send_as_one(const ModelDescription& model, const std::vector<bool>& chosen, const Communicator& communicator) {
+  struct Sent {
+    at::Tensor base;
+    at::Tensor dense;
+  };
+  std::vector<Sent> sent;
+  std::size_t bytes = 0;
+  for (std::size_t index = 0; index < model.buffers.size(); ++index) {
+    const at::Tensor& buffer = model.buffers[index].tensor;
+    if (!chosen[index] || !buffer.defined() || buffer.nbytes() == 0) continue;
+    const at::Tensor base = base_of(buffer);
+    sent.push_back({base, base.to(at::kCPU).contiguous()});
+    bytes += sent.back().dense.nbytes();
+  }
+  if (bytes == 0) return;
+  std::vector<std::uint8_t> slab(bytes);
+  const auto each = [&sent, &slab](const auto& body) {
+    std::size_t offset = 0;
+    for (const Sent& one : sent) {
+      body(one, slab.data() + offset);
+      offset += one.dense.nbytes();
+    }
+  };
+  if (communicator.rank() == 0)
+    each([](const Sent& one, std::uint8_t* at) { std::memcpy(at, one.dense.const_data_ptr(), one.dense.nbytes()); });
+  communicator.broadcast(std::span(slab), 0);
+  if (communicator.rank() == 0) return;
+  each([](const Sent& one, const std::uint8_t* at) {
+    std::memcpy(one.dense.mutable_data_ptr(), at, one.dense.nbytes());
+    // Without autograd's count where that can be: graphs of forwards before this one may have saved the buffer.
+    if (one.dense.const_data_ptr() != one.base.const_data_ptr()) one.base.copy_(one.dense);
+  });
+}
+
+}  // namespace
+
+std::vector<std::uint64_t> buffer_digests(const ModelDescription& model) {
   std::vector<std::uint64_t> digests;
   for (const auto& [name, buffer, _] : model.buffers) {
     if (!buffer.defined()) {
@@ -97,51 +158,38 @@ std::vector<std::uint64_t> values_of(const ModelDescription& model) {
   return digests;
 }
 
-/// Ranks may have replaced buffers: what is sent must have one size everywhere. All ranks find a difference together.
-void require_same_now(const ModelDescription& model, const Communicator& communicator) {
-  std::string look;
-  for (const auto& [name, buffer, _] : model.buffers) {
-    if (!buffer.defined()) {
-      look += "-;";
-      continue;
-    }
-    const bool dense = buffer.layout() == at::kStrided && !buffer.is_nested();
-    look += std::to_string(static_cast<int>(buffer.scalar_type()));
-    look += dense ? extents_of(buffer) : "?" + std::to_string(communicator.rank());  // unlike all: refused by name
-    look += ";";
-  }
-  std::vector<std::int64_t> looks(static_cast<std::size_t>(communicator.size()));
-  looks[static_cast<std::size_t>(communicator.rank())] = static_cast<std::int64_t>(digest64(look) >> 1U);
-  communicator.all_reduce(std::span(looks));
-  if (std::ranges::adjacent_find(looks, std::not_equal_to<>()) != looks.end())
-    require_same_structure(model, communicator);
-}
-
-}  // namespace
-
 void require_shareable(const ModelDescription& model, const Communicator& communicator) {
   if (communicator.size() > 1) require_same_structure(model, communicator);
 }
 
 std::string share_buffers(const ModelDescription& model, const Communicator& communicator) {
   if (communicator.size() == 1) return "";
-  const std::vector<std::uint64_t> before = values_of(model);
+  const std::vector<std::uint64_t> before = buffer_digests(model);
   send_buffers(model, communicator);
-  const std::vector<std::uint64_t> after = values_of(model);
+  const std::vector<std::uint64_t> after = buffer_digests(model);
   const auto differ = std::ranges::mismatch(before, after).in1;
   return differ != before.end() ? model.buffers[static_cast<std::size_t>(differ - before.begin())].name : "";
 }
 
 void send_buffers(const ModelDescription& model, const Communicator& communicator) {
   const at::NoGradGuard no_grad;
-  require_same_now(model, communicator);
-  for (const auto& [name, buffer, _] : model.buffers) {
-    if (!buffer.defined() || buffer.nbytes() == 0) continue;
-    const at::Tensor base = base_of(buffer);
-    const at::Tensor dense = base.to(at::kCPU).contiguous();
-    communicator.broadcast(std::span(static_cast<std::uint8_t*>(dense.mutable_data_ptr()), dense.nbytes()), 0);
-    if (dense.const_data_ptr() != base.const_data_ptr()) base.copy_(dense);
-  }
+  std::vector<std::int64_t> none;
+  require_same_now(model, communicator, none);
+  send_as_one(model, std::vector<bool>(model.buffers.size(), true), communicator);
+}
+
+bool has_statistics(const ModelDescription& model) {
+  return std::ranges::any_of(model.buffers, [](const NamedBuffer& one) {
+    return one.persistent && one.tensor.defined() && one.tensor.is_floating_point();
+  });
+}
+
+void send_changed_buffers(const ModelDescription& model, const std::vector<bool>& changed,
+                          const Communicator& communicator) {
+  const at::NoGradGuard no_grad;
+  std::vector<std::int64_t> counts(changed.begin(), changed.end());
+  require_same_now(model, communicator, counts);
+  send_as_one(model, {counts.begin(), counts.end()}, communicator);
 }
 
 }  // namespace zeroth::libtorch

@@ -4,6 +4,10 @@
 #include <zeroth/comm/communicator.h>
 #include <zeroth/libtorch/model_description.h>
 
+#include <cstdint>
+#include <string>
+#include <vector>
+
 namespace zeroth::libtorch {
 
 /// Collective. Throws kMismatch on every rank if names, shapes or dtypes are not alike, kModel for buffers that are not
@@ -18,5 +22,17 @@ void require_shareable(const ModelDescription& model, const Communicator& commun
 /// Collective. The same without the comparison of values. Throws kMismatch on every rank if buffers have been replaced
 /// by others that are not alike.
 void send_buffers(const ModelDescription& model, const Communicator& communicator);
+
+/// One digest a buffer, of its values; 0 for one that is undefined. Kernels of torch write running statistics without
+/// autograd's count of writes.
+[[nodiscard]] std::vector<std::uint64_t> buffer_digests(const ModelDescription& model);
+
+/// Running statistics: buffers that are part of the weights and hold floating-point numbers.
+[[nodiscard]] bool has_statistics(const ModelDescription& model);
+
+/// Collective: gives every rank rank 0's values of the buffers that any rank has `changed`. Wire: one small sum, and
+/// the bytes of these buffers in one message. Throws as send_buffers().
+void send_changed_buffers(const ModelDescription& model, const std::vector<bool>& changed,
+                          const Communicator& communicator);
 
 }  // namespace zeroth::libtorch

@@ -23,7 +23,7 @@ GroupHyper hyper_of(const ParamGroup& group, GroupHyper otherwise) {
 EngineBase::EngineBase(std::shared_ptr<torch::nn::Module> model, Config config, const World& world,
                        EngineOptions options)
     : owner_(model) {
-  ScannedModel scanned = scan_model(*model, options.groups);
+  ScannedModel scanned = scan_model(*model, options.groups, options.trainable_later);
   runtime_ = Runtime::create(std::move(scanned.model), std::move(config), world, std::move(options));
   for (std::size_t unit = 0; unit < scanned.wrappers.size(); ++unit) {
     if (scanned.wrappers[unit] != nullptr) scanned.wrappers[unit]->connect(runtime_, static_cast<int>(unit));
@@ -100,6 +100,35 @@ SaveHandle EngineBase::save_async(const std::string& folder, SaveOptions options
 
 LoadReport EngineBase::load(const std::string& path, const LoadOptions& options) {
   return runtime_->load(path, options);
+}
+
+at::Tensor EngineBase::full(const std::string& name, const std::string& kind, const std::vector<int>& ranks) {
+  at::Tensor whole;
+  runtime_->read_states({.kind = kind, .names = {name}, .ranks = ranks},
+                        [&whole](const std::string& /*name*/, at::Tensor tensor) { whole = std::move(tensor); });
+  return whole;
+}
+void EngineBase::read_states(const StateQuery& query,
+                             const std::function<void(const std::string& name, at::Tensor)>& take) {
+  runtime_->read_states(query, take);
+}
+std::vector<LocalState> EngineBase::local(const std::string& kind) const {
+  return runtime_->local_states(kind);
+}
+WeightReport EngineBase::load_state_dict(const std::vector<NamedTensor>& values, bool strict) {
+  return runtime_->load_weights(values, strict);
+}
+void EngineBase::add_average(const std::string& name) {
+  runtime_->add_average(name);
+}
+void EngineBase::update_average(const std::string& name, double decay) {
+  runtime_->core().update_average(name, decay);
+}
+void EngineBase::swap_average(const std::string& name) {
+  runtime_->swap_average(name);
+}
+bool EngineBase::step_shares_buffers() const {
+  return runtime_->step_shares_buffers();
 }
 
 void EngineBase::export_safetensors(const std::string& path) {

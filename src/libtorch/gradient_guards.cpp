@@ -13,7 +13,9 @@ void GradientGuards::make() {
         param, Error(ErrorCode::kUsage, "the gradient of '" + name + "' is in the engine, not here",
                      {.where = "libtorch.gradient",
                       .which = name,
-                      .hint = "engine.step() clips it (gradient_clipping in the configuration), reports its norm "
+                      .hint = "engine.full(\"" + name +
+                              "\", \"grad\") on all ranks gives it, averaged; engine.step() clips it "
+                              "(gradient_clipping in the configuration), reports its norm "
                               "(StepResult.grad_norm) and updates the parameter; a hook on the parameter sees it as it "
                               "arrives; a further backward that does not begin at an output of the model runs through "
                               "engine.backward(loss)"})));

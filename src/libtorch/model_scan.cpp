@@ -27,7 +27,8 @@ int group_of(const std::vector<ParamGroup>& groups, const std::string& name, con
 
 }  // namespace
 
-ScannedModel scan_model(torch::nn::Module& model, const std::vector<ParamGroup>& groups) {
+ScannedModel scan_model(torch::nn::Module& model, const std::vector<ParamGroup>& groups,
+                        const std::function<bool(const std::string&, const at::Tensor&)>& trainable_later) {
   std::vector<UnitPath> paths;
   std::vector<UnitBase*> wrappers{nullptr};
   for (const auto& item : model.named_modules("", /*include_self=*/false)) {
@@ -39,7 +40,9 @@ ScannedModel scan_model(torch::nn::Module& model, const std::vector<ParamGroup>&
   std::vector<NamedParameter> parameters;
   for (const auto& item : model.named_parameters(/*recurse=*/true)) {
     const std::string name = plain_name(item.key());
-    parameters.push_back({name, item.value(), item.value().defined() && group_of(groups, name, item.value()) > 0});
+    const auto later = [&] { return trainable_later && trainable_later(name, item.value()); };
+    const bool may_train = item.value().defined() && (group_of(groups, name, item.value()) > 0 || later());
+    parameters.push_back({name, item.value(), may_train});
   }
   std::vector<NamedBuffer> buffers;
   for (const auto& item : model.named_buffers(/*recurse=*/true)) {

@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,9 @@ struct ScannedModel {
 };
 
 /// Finds the Units of a module and everything in them; see describe_model().
-[[nodiscard]] ScannedModel scan_model(torch::nn::Module& model, const std::vector<ParamGroup>& groups);
+[[nodiscard]] ScannedModel scan_model(
+    torch::nn::Module& model, const std::vector<ParamGroup>& groups,
+    const std::function<bool(const std::string& name, const at::Tensor& parameter)>& trainable_later);
 
 /// The dtype of a parameter that trains; throws kModel naming `name` for others.
 [[nodiscard]] DType dtype_of(const at::Tensor& tensor, const std::string& name);

@@ -101,6 +101,16 @@ std::string json_log_of(const EngineOptions& options) {
   return options.json_log.empty() && variable != nullptr ? variable : options.json_log;
 }
 
+/// States that the checkpoint has and this engine has not, such as an average: for the report alone.
+void name_unwanted_states(LoadReport& report, const std::vector<std::string>& kinds) {
+  for (const CheckpointParam& param : report.manifest.params) {
+    for (const CheckpointState& state : param.states) {
+      if (state.name == "weight" || std::ranges::find(kinds, state.name) != kinds.end()) continue;
+      report.unexpected.push_back(param.name + "/" + state.name);
+    }
+  }
+}
+
 }  // namespace
 
 Runtime::Runtime(Config config, ModelDescription model)
@@ -124,8 +134,8 @@ void Runtime::look_at_trainability() {
               .which = model_.params[param].name,
               .expected = "requires_grad as when the engine was built",
               .got = "requires_grad is true now",
-              .hint = "name it in a parameter group when the engine is built, frozen or not: then it may become "
-                      "trainable at any step"});
+              .hint = "name it in trainable_later, or in a parameter group, when the engine is built: then it has "
+                      "moments from the beginning, and may become trainable at any step"});
     core_->expect_gradient(static_cast<int>(param), now);
   }
 }
@@ -172,6 +182,7 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
     runtime->log_.warn("buffers differed from rank 0's (first: " + buffer + "); rank 0's are used");
   }
   slots.take_versions();
+  if (runtime->step_shares_buffers()) runtime->buffer_digests_ = buffer_digests(runtime->model_);
   runtime->traffic_->reset();
   runtime->install_hooks(options);
   runtime->loss_scale_ = std::make_unique<LossScale>(runtime->weak_from_this());
@@ -219,6 +230,8 @@ void Runtime::add_operations() {
       core_->add_operation({.name = "a forward that shares buffers", .join = join_buffers, .offered = false});
   export_ = core_->add_operation({.name = "an export"});
   close_ = core_->add_operation({.name = "close()"});
+  load_weights_ = core_->add_operation({.name = "load_state_dict()"});
+  edit_ = core_->add_operation({.name = "the end of gathered(modify_on=...)"});
 }
 
 void Runtime::install_hooks(const EngineOptions& options) {
@@ -347,6 +360,20 @@ void Runtime::meet_for_buffers() {
     core_->sync(share_buffers_);
     send_buffers(model_, core_->communicator());
   });
+}
+
+bool Runtime::step_shares_buffers() const {
+  return config_.runtime.broadcast_buffers && core_->world() > 1 && has_statistics(model_);
+}
+
+void Runtime::share_statistics() {
+  // All ranks are here, after their last forward: an evaluation on any of them sees the same statistics.
+  std::vector<bool> changed;
+  const std::vector<std::uint64_t> now = buffer_digests(model_);
+  for (std::size_t index = 0; index < now.size(); ++index)
+    changed.push_back(index >= buffer_digests_.size() || now[index] != buffer_digests_[index]);
+  core_->together([&] { send_changed_buffers(model_, changed, core_->communicator()); });
+  buffer_digests_ = buffer_digests(model_);
 }
 
 Next Runtime::begin_batch(bool has_batch) {
@@ -523,6 +550,7 @@ StepResult Runtime::step() {
     slots_.refresh();
     slots_.bump_versions(trainable_);
   }
+  if (result.boundary && step_shares_buffers()) share_statistics();
   if (result.boundary && core_->rank() == 0) step_log_.report(result);
   return result;
 }
@@ -565,7 +593,7 @@ void Runtime::give_parameters_back() {
 void Runtime::export_safetensors(const std::string& path) {
   require_own_process();
   settle();
-  for (std::size_t unit = 0; unit < model_.units.size(); ++unit) slots_.require_ours(static_cast<int>(unit));
+  require_all_ours();
   slots_.require_kept();
   core_->together([&] {
     core_->sync(export_);
@@ -576,8 +604,9 @@ void Runtime::export_safetensors(const std::string& path) {
 std::vector<at::Tensor> Runtime::prepare_save(SaveOptions& options) {
   require_own_process();
   settle();
-  for (std::size_t unit = 0; unit < model_.units.size(); ++unit) slots_.require_ours(static_cast<int>(unit));
+  require_all_ours();
   slots_.require_kept();
+  core_->require_own_weights("save()");
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> keep;
   for (const NamedBuffer& buffer : model_.buffers) {
@@ -631,9 +660,11 @@ LoadReport Runtime::load(const std::string& path, const LoadOptions& options) {
   require_own_process();
   settle();
   guards_.clear();
-  for (std::size_t unit = 0; unit < model_.units.size(); ++unit) slots_.require_ours(static_cast<int>(unit));
+  require_all_ours();
+  core_->require_own_weights("load()");
   LoadReport report = core_->load(path, by_own_names(options));
   if (report.path.empty()) return report;
+  name_unwanted_states(report, core_->state_kinds());
   slots_.refresh();
   slots_.bump_versions(trainable_);
   const at::NoGradGuard no_grad;

@@ -1,6 +1,7 @@
 // Runtime: turns LibTorch's hooks into the five events of the core engine. One a LibTorch engine.
 #pragma once
 
+#include "libtorch/buffers.h"
 #include "libtorch/gradient_guards.h"
 #include "libtorch/gradient_widths.h"
 #include "libtorch/loss_scale.h"
@@ -61,6 +62,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// The gradient with which backward(loss) begins: `gradient`, or ones, times the scale. Undefined: torch's own.
   [[nodiscard]] at::Tensor first_gradient(const at::Tensor& loss, const at::Tensor& gradient) const;
   void require_unwritten(int unit) const { slots_.require_unwritten(unit); }  ///< since begin()
+  void forget_writes(int unit) { slots_.forget_writes(unit); }
   struct Ended {
     bool awaits_backward = false;  ///< nodes were made
     bool through_outputs = false;  ///< some of them are behind the outputs, and hold the use
@@ -70,6 +72,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void replace_buffer(std::size_t index, at::Tensor tensor) { model_.buffers.at(index).tensor = std::move(tensor); }
   void set_buffers(std::vector<NamedBuffer> buffers) { model_.buffers = std::move(buffers); }
   [[nodiscard]] bool shares_buffers() const;  ///< share_buffers() would
+  [[nodiscard]] bool step_shares_buffers() const;
+  /// Collective: rank 0's values of what has changed since the last call.
+  void share_statistics();
   /// Collective where there are buffers: before a forward of the whole model that trains.
   void share_buffers();
   /// The node numbered `node`, which the use's forward made, is about to run: gathers the unit's parameters, and gives
@@ -110,6 +115,23 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::string save(const std::string& folder, SaveOptions options);
   SaveHandle save_async(const std::string& folder, SaveOptions options);
   LoadReport load(const std::string& path, const LoadOptions& options);
+  void read_states(const StateQuery& query, const std::function<void(const std::string& name, at::Tensor)>& take);
+  [[nodiscard]] std::vector<LocalState> local_states(const std::string& kind);
+  WeightReport load_weights(const std::vector<NamedTensor>& values, bool strict);
+  void add_average(const std::string& name);
+  void swap_average(const std::string& name);
+  /// For Gathered. Throws kUsage where weights cannot be written now.
+  void require_writable(Writers writers);
+  /// Numbers of parameters, each once.
+  [[nodiscard]] std::vector<int> params_of(const std::vector<at::Tensor>& parameters) const;
+  /// Copies of the values that gathered parameters have.
+  [[nodiscard]] std::vector<at::Tensor> values_of(const std::vector<int>& params) const;
+  /// Puts `before` back into gathered parameters, and returns what was written over it: undefined where nothing was.
+  [[nodiscard]] std::vector<at::Tensor> take_back(const std::vector<int>& params,
+                                                  const std::vector<at::Tensor>& before);
+  /// Collective: makes `written` the values on all ranks. `failure`: why this rank cannot; then all throw.
+  void write_edits(const std::vector<int>& params, const std::vector<at::Tensor>& written, Writers writers,
+                   const std::exception_ptr& failure);
   [[nodiscard]] WireReport wire_report() const;
   void reset_counters();
   [[nodiscard]] zeroth::Engine& core() {
@@ -128,6 +150,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Runtime(Config config, ModelDescription model);
   void give_parameters_back();
   void meet_for_buffers();
+  /// Weights have new values on all ranks: copies, versions.
+  void take_new_weights();
+  void require_all_ours() const;
   /// Calls of all ranks that this front end adds to the core engine's.
   void add_operations();
   void announce(const World& world) const;
@@ -156,6 +181,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   OperationId share_buffers_{};
   OperationId export_{};
   OperationId close_{};
+  OperationId load_weights_{};
+  OperationId edit_{};
   UnitBackwards backwards_;
   std::vector<int> trainable_;
   GradientWidths widths_{slots_};
@@ -164,6 +191,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::unique_ptr<LossScale> loss_scale_;
   bool begins_with_scale_ = false;  ///< the backward that runs: it is backward(), and not the loss's own
   int depth_ = 0;                   ///< forwards that are open
+  std::vector<std::uint64_t> buffer_digests_;  ///< of the end of the last step
   bool in_backward_ = false;
   bool evaluates_ = false;  ///< the last forward of the whole model was one without gradients
   pid_t owner_;

@@ -159,6 +159,15 @@ void ParameterSlots::require_unwritten(int unit) const {
   }
 }
 
+void ParameterSlots::forget_writes(int unit) {
+  if (gathered_) take_versions(layout_->units[static_cast<std::size_t>(unit)].params);
+}
+
+void ParameterSlots::take_versions(const std::vector<int>& params) {
+  for (const int param : params)
+    versions_[static_cast<std::size_t>(param)] = version_of(tensors_[static_cast<std::size_t>(param)]);
+}
+
 void ParameterSlots::take_versions() {
   versions_.clear();
   for (const at::Tensor& tensor : tensors_) versions_.push_back(version_of(tensor));

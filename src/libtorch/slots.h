@@ -55,6 +55,11 @@ class ParameterSlots final : public ParameterBinder {
   void require_kept() const;
   /// Tells autograd that every listed parameter has new values, so that a stale graph is an error, as in plain torch.
   void bump_versions(const std::vector<int>& params);
+  /// After an error of require_unwritten(): where parameters are gathered, the write went away with the slot, and no
+  /// later call has to refuse it again.
+  void forget_writes(int unit);
+  /// What has been written to these up to now is known.
+  void take_versions(const std::vector<int>& params);
   /// All of what has been written up to now is known.
   void take_versions();
   [[nodiscard]] const at::Tensor& tensor(int param) const { return tensors_[static_cast<std::size_t>(param)]; }

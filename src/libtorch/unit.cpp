@@ -8,7 +8,9 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <exception>
 #include <limits>
+#include <utility>
 
 namespace zeroth::libtorch {
 namespace {
@@ -91,32 +93,65 @@ void UnitScope::finish(const std::vector<at::Tensor>& outputs) {
   state->runtime->end(state->use, {.awaits_backward = made_nodes, .through_outputs = !own.empty()});
 }
 
-Gathered::Gathered(const std::shared_ptr<Runtime>& runtime, const std::vector<at::Tensor>& parameters) {
-  for (const int unit : runtime->units_of(parameters))
-    scopes_.push_back(std::make_unique<UnitScope>(runtime, unit, UnitScope::Kind::kReading));
-  if (!runtime->scales_loss()) return;
-  runtime_ = runtime;
-  parameters_ = parameters;
-  runtime_->loss_scale().give(parameters_);
+Gathered::Gathered(std::shared_ptr<Runtime> runtime, const std::vector<at::Tensor>& parameters, Writers writers)
+    : runtime_(std::move(runtime)), writers_(writers), units_(runtime_->units_of(parameters)) {
+  if (writers_.any()) {
+    runtime_->require_writable(writers_);
+    params_ = runtime_->params_of(parameters);
+  }
+  for (const int unit : units_) scopes_.push_back(std::make_unique<UnitScope>(runtime_, unit, UnitScope::Kind::kReading));
+  if (writers_.any() && (writers_.rank == Writers::kAll || writers_.rank == runtime_->core().rank()))
+    before_ = runtime_->values_of(params_);
+  if (!runtime_->scales_loss() || writers_.any()) return;
+  scaled_ = parameters;
+  runtime_->loss_scale().give(scaled_);
 }
 
 void Gathered::end_scale() noexcept {
-  if (runtime_) runtime_->loss_scale().drop(parameters_);
-  runtime_ = nullptr;
+  if (!scaled_.empty()) runtime_->loss_scale().drop(scaled_);
+  scaled_.clear();
 }
+
+Gathered::Gathered(Gathered&&) noexcept = default;
 
 Gathered::~Gathered() {
   end_scale();
+  undo();
   while (!scopes_.empty()) scopes_.pop_back();  // the last one first
+}
+
+void Gathered::undo() noexcept {
+  if (before_.empty()) return;
+  try {
+    (void)runtime_->take_back(params_, before_);
+  } catch (...) {  // NOLINT(bugprone-empty-catch): the engine refuses the parameters in its next call, by name
+  }
+  before_.clear();
 }
 
 void Gathered::finish() {
   end_scale();
+  std::exception_ptr failure;
+  std::vector<at::Tensor> written;
+  try {
+    if (!before_.empty()) written = runtime_->take_back(params_, before_);
+  } catch (const Error&) {
+    failure = std::current_exception();
+  }
+  before_.clear();
   while (!scopes_.empty()) {
     const std::unique_ptr<UnitScope> scope = std::move(scopes_.back());
     scopes_.pop_back();
-    scope->finish({});
+    try {
+      scope->finish({});
+    } catch (const Error&) {
+      for (const int unit : units_) runtime_->forget_writes(unit);
+      if (!writers_.any()) throw;
+      failure = std::current_exception();  // all ranks hear of it, once everything is given back
+    }
   }
+  const Writers writers = std::exchange(writers_, {});
+  if (writers.any()) runtime_->write_edits(params_, written, writers, failure);
 }
 
 }  // namespace zeroth::libtorch

@@ -25,6 +25,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace zeroth::libtorch {
@@ -48,6 +49,9 @@ struct ParamGroup {
 
 struct EngineOptions {
   std::vector<ParamGroup> groups{};
+  /// Frozen parameters, in a group or not, that may become trainable later: as a frozen parameter in a group they have
+  /// moments and a bucket from the beginning. Unset: none.
+  std::function<bool(const std::string& name, const at::Tensor& parameter)> trainable_later{};
   LogLevel log_level = LogLevel::kInfo;
   /// Shortest time between two progress lines of rank 0; 0: no such lines.
   Milliseconds progress_every{0};
@@ -77,6 +81,21 @@ struct WireReport {
   std::uint64_t control = 0;         ///< commit vote, averages, initial values, descriptions of calls
 };
 
+using NamedTensor = std::pair<std::string, at::Tensor>;
+
+/// A rank's part of a state.
+struct LocalState {
+  std::string name{};
+  at::Tensor values{};  ///< of one dimension, on the CPU: a copy
+  BoxRange range{};     ///< of the logical tensor, in the parameter's memory order
+};
+
+/// What load_state_dict() found.
+struct WeightReport {
+  std::vector<std::string> missing{};     ///< names of the model that were not given: their values stay
+  std::vector<std::string> unexpected{};  ///< names that the model does not have
+};
+
 /// The part of the engine that does not depend on the model's type. One thread at a time.
 class EngineBase {
  public:
@@ -99,7 +118,33 @@ class EngineBase {
   /// backward gathers the units again. Returns an object that gives them back: `auto weights = engine.gathered({w});
   /// ...; weights.finish();`. May block for other ranks, and where gathers are collective all ranks must make the call.
   /// Does nothing to parameters that are whole on every rank. Throws kUsage for other tensors.
-  [[nodiscard]] Gathered gathered(const std::vector<at::Tensor>& parameters) { return {runtime_, parameters}; }
+  ///
+  /// With `writers` the parameters may be written in place until finish(), under NoGradGuard; what rank `writers.rank`
+  /// wrote, or all ranks alike, becomes the value on all ranks, masters included. An element that does not change keeps
+  /// its master to the bit. Between steps; needs memory for the parameters once more where they are written.
+  /// Collective.
+  [[nodiscard]] Gathered gathered(const std::vector<at::Tensor>& parameters, Writers writers = {}) {
+    return {runtime_, parameters, writers};
+  }
+  /// The whole tensor of a state on the CPU: a copy. `name`: of state_dict(), tied names included. `kind`, and errors:
+  /// see zeroth::StateQuery and Engine::read_states(). `ranks`: that want it, empty: all; undefined on the others, and
+  /// for a gradient that no rank has. Collective, blocks.
+  [[nodiscard]] at::Tensor full(const std::string& name, const std::string& kind = "param",
+                                const std::vector<int>& ranks = {});
+  /// The same for several parameters, one after the other: take(name, tensor) is called on `ranks`. Empty `names`: all
+  /// that have the state.
+  void read_states(const StateQuery& query, const std::function<void(const std::string& name, at::Tensor)>& take);
+  /// Values that this rank has of a state. Without communication.
+  [[nodiscard]] std::vector<LocalState> local(const std::string& kind = "param") const;
+  /// Replaces weights, masters and persistent buffers on all ranks by rank 0's `values`, by the names of state_dict();
+  /// other ranks' are not looked at. Other states stay. `strict`: throws kModel for names that are missing or too many.
+  /// Collective, blocks; between steps. Throws on every rank alike, with nothing changed: kModel for another shape or
+  /// dtype; kUsage.
+  WeightReport load_state_dict(const std::vector<NamedTensor>& values, bool strict = true);
+  /// Averages of weights on shards: see zeroth::Engine.
+  void add_average(const std::string& name);
+  void update_average(const std::string& name, double decay);
+  void swap_average(const std::string& name);
   /// Call it if a module has replaced a buffer by another tensor, or removed it (undefined tensor). `index`: position
   /// in ModelDescription::buffers. All ranks must make the same change.
   void replace_buffer(std::size_t index, at::Tensor tensor);
@@ -107,6 +152,9 @@ class EngineBase {
   void set_buffers(std::vector<NamedBuffer> buffers);
   /// True if share_buffers() would write to buffers now.
   [[nodiscard]] bool shares_buffers() const;
+  /// True if the step() that ends an update will write to buffers: running statistics, which are rank 0's on every rank
+  /// then.
+  [[nodiscard]] bool step_shares_buffers() const;
   /// Copies rank 0's buffers to all ranks, if zeroth.broadcast_buffers is true. Call it before each forward of the
   /// whole model in training. Collective and blocking if there are buffers. Does nothing without gradients or inside
   /// backward.

@@ -49,21 +49,36 @@ class UnitScope {
   std::unique_ptr<State> state_;
 };
 
+/// Who may write to what is gathered; see EngineBase::gathered().
+struct Writers {
+  static constexpr int kNobody = -2;
+  static constexpr int kAll = -1;  ///< every rank writes the same values
+  int rank = kNobody;              ///< or the one whose values count
+  [[nodiscard]] bool any() const { return rank != kNobody; }
+};
+
 /// Units whose parameters are gathered for code outside of their forwards; see EngineBase::gathered().
 class Gathered {
  public:
-  Gathered(const std::shared_ptr<Runtime>& runtime, const std::vector<at::Tensor>& parameters);
-  Gathered(Gathered&&) noexcept = default;
+  Gathered(std::shared_ptr<Runtime> runtime, const std::vector<at::Tensor>& parameters, Writers writers);
+  Gathered(Gathered&&) noexcept;
   Gathered& operator=(Gathered&&) = delete;
   ~Gathered();
-  /// Gives the parameters back; the destructor does the same without throwing. Throws kModel if one was written to.
+  /// Gives the parameters back, and makes what was written the value on all ranks: collective then. The destructor
+  /// gives them back without throwing, and writes are undone. Throws kModel if one was written to that must not be,
+  /// kMismatch if ranks wrote different values where all should write the same; nothing is changed then.
   void finish();
 
  private:
+  void undo() noexcept;
   void end_scale() noexcept;
 
   std::shared_ptr<Runtime> runtime_;
-  std::vector<at::Tensor> parameters_;
+  Writers writers_;
+  std::vector<at::Tensor> scaled_{};  // that have the loss scale meanwhile
+  std::vector<int> units_{};
+  std::vector<int> params_{};         // that may be written
+  std::vector<at::Tensor> before_{};  // values of these, on ranks that write
   std::vector<std::unique_ptr<UnitScope>> scopes_;
 };
 

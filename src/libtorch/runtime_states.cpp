@@ -1,0 +1,387 @@
+// Runtime: states by name as torch tensors, read, written and averaged.
+#include "engine/texts.h"
+#include "libtorch/buffers.h"
+#include "libtorch/runtime.h"
+#include "libtorch/safetensors_export.h"
+
+#include <zeroth/base/error.h>
+#include <zeroth/base/text.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <set>
+#include <utility>
+
+namespace zeroth::libtorch {
+namespace {
+
+at::ScalarType scalar_type_of(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat64:
+      return at::kDouble;
+    case DType::kFloat32:
+      return at::kFloat;
+    case DType::kBFloat16:
+      return at::kBFloat16;
+    case DType::kFloat16:
+      return at::kHalf;
+    case DType::kInt64:
+      return at::kLong;
+    case DType::kInt32:
+      return at::kInt;
+    case DType::kUInt8:
+      return at::kByte;
+  }
+  return at::kByte;
+}
+
+at::TensorOptions on_cpu(at::ScalarType type) {
+  return at::TensorOptions().dtype(type).device(at::kCPU);
+}
+
+std::span<const std::byte> bytes_of_dense(const at::Tensor& dense) {
+  return {static_cast<const std::byte*>(dense.const_data_ptr()), dense.nbytes()};
+}
+
+/// The values in the memory order of `like`, which is dense.
+at::Tensor in_order_of(const at::Tensor& like, const at::Tensor& values, at::ScalarType type) {
+  at::Tensor ordered = at::empty_strided(like.sizes(), like.strides(), on_cpu(type));
+  ordered.copy_(values);
+  return ordered;
+}
+
+std::string shape_of_text(at::IntArrayRef sizes) {
+  std::vector<std::string> extents;
+  for (const std::int64_t extent : sizes) extents.push_back(std::to_string(extent));
+  return "[" + join(extents, ", ") + "]";
+}
+
+/// What rank 0 has, for all ranks to judge: lines of name, dtype and shape.
+struct Given {
+  std::string name;
+  at::ScalarType type;
+  std::vector<std::int64_t> shape;
+};
+
+std::string text_of(const std::vector<NamedTensor>& values) {
+  std::string text;
+  for (const auto& [name, tensor] : values) {
+    text += name + '\0' + std::to_string(static_cast<int>(tensor.scalar_type())) + '\0' + std::to_string(tensor.dim()) +
+            '\0';
+    for (const std::int64_t extent : tensor.sizes()) text += std::to_string(extent) + '\0';
+  }
+  return text;
+}
+
+std::vector<Given> given_in(const std::string& text) {
+  std::vector<Given> given;
+  std::size_t at = 0;
+  const auto next = [&] {
+    const std::size_t end = text.find('\0', at);
+    ZR_CHECK(end != std::string::npos, ErrorCode::kMismatch, "rank 0's list of weights is cut",
+             {.where = "libtorch.load_state_dict"});
+    std::string word = text.substr(at, end - at);
+    at = end + 1;
+    return word;
+  };
+  while (at < text.size()) {
+    Given one{.name = next(), .type = static_cast<at::ScalarType>(std::stoi(next())), .shape = {}};
+    for (int dims = std::stoi(next()); dims > 0; --dims) one.shape.push_back(std::stoll(next()));
+    given.push_back(std::move(one));
+  }
+  return given;
+}
+
+/// Whether values of one dtype may become those of another.
+bool converts(at::ScalarType from, at::ScalarType to) {
+  if (from == to) return true;
+  const auto floats = [](at::ScalarType type) {
+    return type == at::kDouble || type == at::kFloat || type == at::kBFloat16 || type == at::kHalf;
+  };
+  return floats(from) && floats(to);
+}
+
+std::string few_names(const std::vector<std::string>& names) {
+  constexpr std::size_t kMost = 10;
+  const std::vector<std::string> first(names.begin(),
+                                       names.begin() + static_cast<std::ptrdiff_t>(std::min(kMost, names.size())));
+  return join(first, ", ") + (names.size() > kMost ? " and " + std::to_string(names.size() - kMost) + " more" : "");
+}
+
+}  // namespace
+
+void Runtime::require_all_ours() const {
+  for (std::size_t unit = 0; unit < model_.units.size(); ++unit) slots_.require_ours(static_cast<int>(unit));
+}
+
+void Runtime::take_new_weights() {
+  std::vector<int> all;
+  for (std::size_t param = 0; param < model_.params.size(); ++param) all.push_back(static_cast<int>(param));
+  slots_.refresh();
+  slots_.bump_versions(all);
+}
+
+void Runtime::read_states(const StateQuery& query,
+                          const std::function<void(const std::string& name, at::Tensor)>& take) {
+  require_own_process();
+  settle();
+  require_all_ours();
+  slots_.require_kept();
+  std::map<std::string, std::size_t> params;
+  for (std::size_t param = 0; param < model_.params.size(); ++param) params[model_.params[param].name] = param;
+  core_->read_states(query, [&](const StateTensor& state) {
+    const std::size_t param = params.at(state.name);
+    const ParamSpec& spec = model_.params[param];
+    const at::Tensor& like = slots_.tensor(static_cast<int>(param));
+    const bool own_dtype = query.kind == "param" || (query.kind == "master" && !spec.trainable);
+    const at::ScalarType type = own_dtype ? like.scalar_type() : scalar_type_of(state.dtype);
+    const at::Tensor tensor = like.sizes() == at::IntArrayRef(state.shape)
+                                  ? at::empty_strided(like.sizes(), like.strides(), on_cpu(type))
+                                  : at::empty(state.shape, on_cpu(type));
+    ZR_ASSERT(tensor.nbytes() == state.data.size(), "a state does not fit its tensor");
+    if (!state.data.empty()) std::memcpy(tensor.mutable_data_ptr(), state.data.data(), state.data.size());
+    take(state.name, tensor);
+  });
+}
+
+std::vector<LocalState> Runtime::local_states(const std::string& kind) {
+  require_own_process();
+  settle();
+  slots_.require_kept();
+  std::vector<LocalState> states;
+  for (StatePart& part : core_->local_states(kind)) {
+    const auto param = std::ranges::find(model_.params, part.name, &ParamSpec::name) - model_.params.begin();
+    const at::Tensor& like = slots_.tensor(static_cast<int>(param));
+    const bool own_dtype =
+        kind == "param" || (kind == "master" && !model_.params[static_cast<std::size_t>(param)].trainable);
+    at::Tensor values =
+        at::empty({part.range.size()}, on_cpu(own_dtype ? like.scalar_type() : scalar_type_of(part.dtype)));
+    if (!part.data.empty()) std::memcpy(values.mutable_data_ptr(), part.data.data(), part.data.size());
+    states.push_back({.name = part.name, .values = std::move(values), .range = std::move(part.range)});
+  }
+  return states;
+}
+
+WeightReport Runtime::load_weights(const std::vector<NamedTensor>& values, bool strict) {
+  require_own_process();
+  settle();
+  guards_.clear();
+  require_all_ours();
+  core_->require_own_weights("load_state_dict()");
+  core_->require_quiet("load_state_dict()");
+  const at::NoGradGuard no_grad;
+  return core_->together([&] {
+    core_->sync(load_weights_);
+    std::string text;
+    std::string refusal;
+    if (core_->rank() == 0) {
+      const auto odd = std::ranges::find_if(values, [](const NamedTensor& one) {
+        return !one.second.defined() || one.second.layout() != at::kStrided || one.second.is_meta();
+      });
+      text = odd == values.end() ? "+" + text_of(values) : "-" + odd->first;
+    }
+    text = broadcast_text(std::move(text), 0, core_->communicator());
+    ZR_CHECK(text.starts_with("+"), ErrorCode::kModel, "a value for a weight is no dense tensor",
+             {.where = "libtorch.load_state_dict", .which = text.substr(std::min<std::size_t>(1, text.size()))});
+    const std::vector<Given> given = given_in(text.substr(1));
+
+    // All ranks judge by the same words, before anything is changed.
+    std::map<std::string, std::size_t> param_of;
+    for (std::size_t param = 0; param < model_.params.size(); ++param) {
+      param_of[model_.params[param].name] = param;
+      for (const std::string& alias : model_.params[param].aliases) param_of[alias] = param;
+    }
+    std::map<std::string, std::size_t> buffer_of;
+    for (std::size_t buffer = 0; buffer < model_.buffers.size(); ++buffer) {
+      const NamedBuffer& one = model_.buffers[buffer];
+      if (one.persistent && one.tensor.defined()) buffer_of[one.name] = buffer;
+    }
+    WeightReport report;
+    std::vector<std::string> unfit;
+    std::map<std::size_t, std::size_t> of_param;  // index in `given`
+    std::map<std::size_t, std::size_t> of_buffer;
+    for (std::size_t index = 0; index < given.size(); ++index) {
+      const Given& one = given[index];
+      const auto param = param_of.find(one.name);
+      const auto buffer = buffer_of.find(one.name);
+      if (param == param_of.end() && buffer == buffer_of.end()) {
+        report.unexpected.push_back(one.name);
+        continue;
+      }
+      const at::Tensor& like = param != param_of.end() ? slots_.tensor(static_cast<int>(param->second))
+                                                       : model_.buffers[buffer->second].tensor;
+      if (like.sizes() != at::IntArrayRef(one.shape) || !converts(one.type, like.scalar_type())) {
+        unfit.push_back(one.name + ": " + c10::toString(one.type) + " " + shape_of_text(one.shape) + " for " +
+                        c10::toString(like.scalar_type()) + " " + shape_of_text(like.sizes()));
+      }
+      if (param != param_of.end()) {
+        of_param[param->second] = index;
+      } else {
+        of_buffer[buffer->second] = index;
+      }
+    }
+    for (const auto& [name, param] : param_of) {
+      if (!of_param.contains(param) && model_.params[param].name == name) report.missing.push_back(name);
+    }
+    for (const auto& [name, buffer] : buffer_of) {
+      if (!of_buffer.contains(buffer)) report.missing.push_back(name);
+    }
+    ZR_CHECK(unfit.empty(), ErrorCode::kModel, "values have other shapes or dtypes than the model's weights",
+             {.where = "libtorch.load_state_dict", .got = few_names(unfit)});
+    ZR_CHECK(!strict || (report.missing.empty() && report.unexpected.empty()), ErrorCode::kModel,
+             "values are of another model",
+             {.where = "libtorch.load_state_dict",
+              .expected = "every name of state_dict(), and no others",
+              .got = (report.missing.empty() ? "" : "missing " + few_names(report.missing)) +
+                     (report.missing.empty() || report.unexpected.empty() ? "" : "; ") +
+                     (report.unexpected.empty() ? "" : "beyond the model " + few_names(report.unexpected)),
+              .hint = "strict=False keeps what is missing and leaves out the rest"});
+
+    WeightWrite write;
+    std::vector<std::pair<std::size_t, std::size_t>> order(of_param.begin(), of_param.end());
+    for (const auto& [param, index] : order) write.names.push_back(model_.params[param].name);
+    at::Tensor keep;
+    write.values = [&](std::size_t number) {
+      const auto& [param, index] = order[number];
+      const at::Tensor& like = slots_.tensor(static_cast<int>(param));
+      const ParamSpec& spec = model_.params[param];
+      keep = in_order_of(like, values[index].second,
+                         spec.trainable ? scalar_type_of(accumulation_dtype(spec.dtype)) : like.scalar_type());
+      return bytes_of_dense(keep);
+    };
+    core_->write_weights(write);
+    take_new_weights();
+    if (!of_buffer.empty()) {
+      if (core_->rank() == 0) {
+        for (const auto& [buffer, index] : of_buffer) model_.buffers[buffer].tensor.copy_(values[index].second);
+      }
+      if (core_->world() > 1) send_buffers(model_, core_->communicator());
+    }
+    return report;
+  });
+}
+
+void Runtime::add_average(const std::string& name) {
+  require_own_process();
+  settle();
+  slots_.require_kept();
+  core_->add_average(name);
+}
+
+void Runtime::swap_average(const std::string& name) {
+  require_own_process();
+  settle();
+  guards_.clear();
+  require_all_ours();
+  slots_.require_kept();
+  core_->swap_average(name);
+  take_new_weights();
+}
+
+void Runtime::require_writable(Writers writers) {
+  require_own_process();
+  settle();
+  guards_.clear();
+  ZR_CHECK(writers.rank < core_->world() && writers.rank >= Writers::kAll, ErrorCode::kUsage,
+           "there is no such rank to write parameters",
+           {.where = "libtorch.gathered",
+            .expected = "0 to " + std::to_string(core_->world() - 1) + ", or all",
+            .got = std::to_string(writers.rank)});
+  require_all_ours();
+  slots_.require_kept();
+  core_->require_own_weights("gathered(modify_on=...)");
+  core_->require_quiet("gathered(modify_on=...)");
+}
+
+std::vector<int> Runtime::params_of(const std::vector<at::Tensor>& parameters) const {
+  std::set<int> params;
+  for (const at::Tensor& parameter : parameters) {
+    const auto same =
+        std::ranges::find_if(model_.tensors, [&](const at::Tensor& one) { return one.is_same(parameter); });
+    if (same != model_.tensors.end()) params.insert(static_cast<int>(same - model_.tensors.begin()));
+  }
+  return {params.begin(), params.end()};
+}
+
+std::vector<at::Tensor> Runtime::values_of(const std::vector<int>& params) const {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> values;
+  for (const int param : params) values.push_back(slots_.tensor(param).detach().clone());
+  return values;
+}
+
+std::vector<at::Tensor> Runtime::take_back(const std::vector<int>& params, const std::vector<at::Tensor>& before) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> written(params.size());
+  for (std::size_t index = 0; index < params.size(); ++index) {
+    const int param = params[index];
+    slots_.require_ours(core_->layout().places[static_cast<std::size_t>(param)].unit);
+    const at::Tensor& tensor = slots_.tensor(param);
+    const at::Tensor now = tensor.detach().to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+    const at::Tensor old = before[index].to(at::kCPU);
+    if (now.nbytes() == 0 || std::memcmp(now.const_data_ptr(), old.const_data_ptr(), now.nbytes()) == 0) continue;
+    tensor.detach().copy_(before[index]);
+    written[index] = now;
+  }
+  slots_.take_versions(params);
+  return written;
+}
+
+void Runtime::write_edits(const std::vector<int>& params, const std::vector<at::Tensor>& written, Writers writers,
+                          const std::exception_ptr& failure) {
+  core_->together([&] {
+    core_->sync(edit_);
+    const Communicator& communicator = core_->communicator();
+    const auto world = static_cast<std::size_t>(communicator.size());
+    // One word a rank for how it went, and one a parameter of what was written, 0 for nothing.
+    std::vector<std::int64_t> own{failure ? 1 : 0};
+    for (std::size_t index = 0; index < params.size(); ++index) {
+      const bool wrote = index < written.size() && written[index].defined();
+      const auto* data = wrote ? static_cast<const char*>(written[index].const_data_ptr()) : nullptr;
+      own.push_back(wrote ? static_cast<std::int64_t>(digest64({data, written[index].nbytes()}) >> 1U | 1U) : 0);
+    }
+    std::vector<std::int64_t> all(world * own.size());
+    communicator.all_gather(std::span<const std::int64_t>(own), std::span(all));
+    if (failure) std::rethrow_exception(failure);
+    for (std::size_t rank = 0; rank < world; ++rank) {
+      ZR_CHECK(all[rank * own.size()] == 0, ErrorCode::kModel,
+               "another rank wrote to a parameter that it must not write, so nothing is changed",
+               {.where = "libtorch.gathered", .who = "rank " + std::to_string(rank)});
+    }
+    const std::size_t source = writers.rank == Writers::kAll ? 0 : static_cast<std::size_t>(writers.rank);
+    WeightWrite write{.source = writers.rank, .masters = false};
+    std::vector<std::size_t> chosen;
+    for (std::size_t index = 0; index < params.size(); ++index) {
+      const std::string& name = model_.params[static_cast<std::size_t>(params[index])].name;
+      const std::int64_t wanted = all[source * own.size() + 1 + index];
+      for (std::size_t rank = 0; writers.rank == Writers::kAll && rank < world; ++rank) {
+        ZR_CHECK(all[rank * own.size() + 1 + index] == wanted, ErrorCode::kMismatch,
+                 "ranks wrote different values to a parameter",
+                 {.where = "libtorch.gathered",
+                  .who = "rank " + std::to_string(rank) + "/" + std::to_string(world),
+                  .which = name,
+                  .expected = "what rank 0 wrote, to the bit",
+                  .hint = "modify_on=0 takes rank 0's values; give random numbers the same seed on all ranks"});
+      }
+      if (wanted == 0) continue;
+      write.names.push_back(name);
+      chosen.push_back(index);
+    }
+    if (chosen.empty()) return;
+    at::Tensor keep;
+    write.values = [&](std::size_t number) {
+      const at::Tensor& like = slots_.tensor(params[chosen[number]]);
+      keep = in_order_of(like, written[chosen[number]], like.scalar_type());
+      return bytes_of_dense(keep);
+    };
+    core_->write_weights(write);
+    take_new_weights();
+  });
+}
+
+}  // namespace zeroth::libtorch
