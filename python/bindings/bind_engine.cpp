@@ -18,6 +18,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -131,8 +132,8 @@ class Engine {
   }
   /// Before rank 0's values are written to buffers: what a module put there may be in a graph, or the user's own, so it
   /// gets a copy.
-  void own_buffers() {
-    if (!base().shares_buffers()) return;
+  void own_buffers(bool are_shared) {
+    if (!are_shared) return;
     const at::NoGradGuard no_grad;
     for (std::size_t index = 0; index < buffers_.size(); ++index) {
       WatchedBuffer& buffer = buffers_[index];
@@ -208,7 +209,7 @@ class UnitHooks {
     }
     if (unit_ == 0) require_device(inputs);
     const bool trains = unit_ == 0 && module.attr("training").cast<bool>();
-    if (trains) engine_->own_buffers();
+    if (trains) engine_->own_buffers(engine_->base().shares_buffers());
     const py::gil_scoped_release no_gil;
     if (trains) engine_->base().share_buffers();
     engine_->begin(unit_, inputs);
@@ -334,11 +335,13 @@ py::dict values_of(const GroupHyper& hyper, const std::string& optimizer) {
   return values;
 }
 
-/// A parameter in a group may train, now or later.
+/// A parameter in a group, or among `later`, may train now or later.
 std::vector<NamedParameter> named_parameters(std::vector<TensorTuple> tensors,
-                                             const std::map<std::string, int>& group_of) {
+                                             const std::map<std::string, int>& group_of,
+                                             const std::set<std::string>& later) {
   std::vector<NamedParameter> result;
-  for (auto& [name, tensor] : tensors) result.push_back({name, std::move(tensor), group_of.contains(name)});
+  for (auto& [name, tensor] : tensors)
+    result.push_back({name, std::move(tensor), group_of.contains(name) || later.contains(name)});
   return result;
 }
 
@@ -355,7 +358,8 @@ std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units, std::st
                                     const std::vector<py::dict>& groups, const std::map<std::string, int>& group_of,
                                     Config config, const World& world, const std::string& log_level,
                                     double progress_every_s, std::string json_log,
-                                    const std::map<std::string, py::dict>& hooks) {
+                                    const std::map<std::string, py::dict>& hooks,
+                                    const std::set<std::string>& trainable_later) {
   std::vector<libtorch::UnitPath> paths;
   for (const auto& [path, identity, type] : units) {
     paths.push_back({.path = path, .identity = reinterpret_cast<const void*>(identity), .type = type});
@@ -375,8 +379,8 @@ std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units, std::st
   for (const py::dict& group : groups) options.groups.push_back(param_group(group));
   const py::gil_scoped_release no_gil;
   ModelDescription model =
-      libtorch::describe_model(paths, named_parameters(std::move(parameters), group_of), named_buffers(buffers),
-                               [&group_of](const std::string& name, const at::Tensor&) {
+      libtorch::describe_model(paths, named_parameters(std::move(parameters), group_of, trainable_later),
+                               named_buffers(buffers), [&group_of](const std::string& name, const at::Tensor&) {
                                  const auto found = group_of.find(name);
                                  return found != group_of.end() ? found->second : 0;
                                });
@@ -430,7 +434,7 @@ void bind_engine(py::module_& module) {
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
       .def(py::init(&make_engine), py::arg("units"), py::arg("units_hint"), py::arg("parameters"), py::arg("buffers"),
            py::arg("groups"), py::arg("group_of"), py::arg("config"), py::arg("world"), py::arg("log_level"),
-           py::arg("progress_every_s"), py::arg("json_log"), py::arg("hooks"))
+           py::arg("progress_every_s"), py::arg("json_log"), py::arg("hooks"), py::arg("trainable_later"))
       .def(
           "open_backward",
           [](Engine& self, const at::Tensor& loss, const std::optional<at::Tensor>& gradient) {
@@ -451,10 +455,57 @@ void bind_engine(py::module_& module) {
       .def("drop_forwards", &Engine::drop_forwards, NoGil())
       .def(
           "gathered",
-          [](Engine& self, const std::vector<at::Tensor>& parameters) {
-            return std::make_unique<libtorch::Gathered>(self.base().gathered(parameters));
+          [](Engine& self, const std::vector<at::Tensor>& parameters, int writers) {
+            return std::make_unique<libtorch::Gathered>(self.base().gathered(parameters, {.rank = writers}));
           },
-          py::arg("parameters"), NoGil())
+          py::arg("parameters"), py::arg("writers"), NoGil())
+      .def(
+          "read_states",
+          [](Engine& self, const std::string& kind, const std::vector<std::string>& names,
+             const std::vector<int>& ranks, bool partial) {
+            std::vector<std::pair<std::string, at::Tensor>> tensors;
+            self.base().read_states({.kind = kind, .names = names, .ranks = ranks, .partial = partial},
+                                    [&tensors](const std::string& name, at::Tensor tensor) {
+                                      tensors.emplace_back(name, std::move(tensor));
+                                    });
+            return tensors;
+          },
+          py::arg("kind"), py::arg("names"), py::arg("ranks"), py::arg("partial"), NoGil())
+      .def(
+          "local_states",
+          [](Engine& self, const std::string& kind) {
+            std::vector<std::tuple<std::string, at::Tensor, std::vector<std::int64_t>, std::int64_t, std::int64_t>> all;
+            for (libtorch::LocalState& one : self.base().local(kind)) {
+              all.emplace_back(one.name, std::move(one.values), one.range.logical, one.range.begin, one.range.end);
+            }
+            return all;
+          },
+          py::arg("kind"), NoGil())
+      .def(
+          "load_state_dict",
+          [](Engine& self, const std::vector<std::pair<std::string, at::Tensor>>& values, bool strict) {
+            self.drop_forwards();
+            self.refresh_buffers();
+            self.own_buffers(true);
+            const py::gil_scoped_release no_gil;
+            libtorch::WeightReport report = self.base().load_state_dict(values, strict);
+            return std::pair(std::move(report.missing), std::move(report.unexpected));
+          },
+          py::arg("values"), py::arg("strict"))
+      .def(
+          "add_average", [](Engine& self, const std::string& name) { self.base().add_average(name); }, py::arg("name"),
+          NoGil())
+      .def(
+          "update_average",
+          [](Engine& self, const std::string& name, double decay) { self.base().update_average(name, decay); },
+          py::arg("name"), py::arg("decay"), NoGil())
+      .def(
+          "swap_average",
+          [](Engine& self, const std::string& name) {
+            self.drop_forwards();
+            self.base().swap_average(name);
+          },
+          py::arg("name"), NoGil())
       .def(
           "zero_grad",
           [](Engine& self) {
@@ -462,20 +513,23 @@ void bind_engine(py::module_& module) {
             self.base().zero_grad();
           },
           NoGil())
-      .def(
-          "step",
-          [](Engine& self) {
-            self.drop_forwards();
-            return self.base().step();
-          },
-          NoGil())
+      .def("step",
+           [](Engine& self) {
+             if (self.base().step_shares_buffers()) {
+               self.refresh_buffers();
+               self.own_buffers(true);
+             }
+             const py::gil_scoped_release no_gil;
+             self.drop_forwards();
+             return self.base().step();
+           })
       .def(
           "begin_epoch", [](Engine& self) { self.base().begin_epoch(); }, NoGil())
       .def("begin_batch",
            [](Engine& self, bool has_batch) {
              if (!has_batch) {  // it shares buffers with those that have one
                self.refresh_buffers();
-               self.own_buffers();
+               self.own_buffers(self.base().shares_buffers());
              }
              const py::gil_scoped_release no_gil;
              self.drop_forwards();
@@ -585,6 +639,18 @@ void bind_engine(py::module_& module) {
                                       LearningRateSchedule::Kind::kConstant;
                              })
       .def_property_readonly("trains", [](Engine& self) { return self.base().core().trains(); })
+      .def_property_readonly("state_kinds", [](Engine& self) { return self.base().core().state_kinds(); })
+      .def_property_readonly("applied_average", [](Engine& self) { return self.base().core().applied_average(); })
+      .def_property_readonly("state_batches", [](Engine& self) { return self.base().core().state_batches(); })
+      .def_property_readonly("aliases",
+                             [](Engine& self) {
+                               std::map<std::string, std::string> names;
+                               for (const ParamSpec& spec : self.base().core().layout().params) {
+                                 names[spec.name] = spec.name;
+                                 for (const std::string& alias : spec.aliases) names[alias] = spec.name;
+                               }
+                               return names;
+                             })
       .def_property_readonly("gathers_parameters",
                              [](Engine& self) { return self.base().core().settings().plan.gathers_parameters(); })
       .def_property_readonly("units", [](Engine& self) {

@@ -10,6 +10,8 @@ Start the ranks with `zeroth-run -n N train.py`, torchrun, mpirun or srun; a bar
 """
 
 from zeroth import _preflight as _preflight  # first: it imports torch, and says so if it is another one
+from zeroth._access import Local, WeightReport
+from zeroth._average import Average
 from zeroth._C import (
     Communicator,
     ConfigError,
@@ -35,6 +37,7 @@ EXIT_PREEMPTED = 75
 
 __all__ = [
     "EXIT_PREEMPTED",
+    "Average",
     "Communicator",
     "Config",
     "ConfigError",
@@ -43,12 +46,14 @@ __all__ = [
     "Error",
     "FirstOffender",
     "Loaded",
+    "Local",
     "MemoryReport",
     "Mesh",
     "SaveHandle",
     "StepResult",
     "StepTimes",
     "Unit",
+    "WeightReport",
     "World",
     "__version__",
     "initialize",

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
-from zeroth import _C, _ending, _guards, _hypers, _place, _state, _units, _watch
+from zeroth import _C, _access, _ending, _guards, _hypers, _place, _state, _units, _watch
 from zeroth._config import ConfigLike, to_config
 from zeroth._optimizer import Optimizer
 
@@ -70,6 +70,7 @@ class Engine:
         config: ConfigLike = None,
         *,
         params: ParamGroups | None = None,
+        trainable_later: bool | Iterable[nn.Parameter | nn.Module] = False,
         units: Iterable[nn.Module] | None = None,
         world: _C.World | None = None,
         log_level: str = "info",
@@ -79,6 +80,8 @@ class Engine:
         """`model`: the module to train. `config`: a path, a dictionary, a Config, or None for all defaults.
         `params`: parameter groups as torch's optimizers take them, each with its own hyper-parameters or the
         configuration's: "lr", "weight_decay", "betas", "eps" (AdamW, Adam), "momentum", "dampening", "nesterov" (SGD).
+        `trainable_later`: frozen parameters, in a group or not, that may become trainable at any step: True for all, or
+        parameters and modules. They have moments and gradient memory from the beginning, as frozen ones in a group do.
         `units`: the modules to use as units, instead of zeroth.units(model). `world`: default
         World.from_environment(). `log_level`: least level that is logged. `progress_every_s`: seconds between two
         progress lines of rank 0, at least; 0: no such lines. `json_log`: path of a file to which the log and every step
@@ -99,6 +102,7 @@ class Engine:
         found = _units.find_units(model) if units is None else _units.named_units(model, units)
         settings = to_config(config)
         hypers, group_of = _groups(model, params, settings.optimizer_type)
+        later = _later(model, trainable_later)
         for parameter in model.parameters():
             _make_hook_dict(parameter)
         watched = _watch.held(model)
@@ -117,6 +121,7 @@ class Engine:
             progress_every_s=progress_every_s,
             json_log=json_log,
             hooks=_hook_dicts(model),
+            trainable_later=set(later),
         )
         self._core.set_buffers(buffers)
         self._rank, self._world_size, self._config = self._core.rank, self._core.world_size, self._core.config
@@ -124,7 +129,7 @@ class Engine:
         self._steps = 0
         self._optimizer: Optimizer | None = None
         self._scheduler: Any = None
-        self._group_members = _members(model, group_of, len(hypers))
+        self._group_members = _members(model, group_of, len(hypers), later)
         self._parameters = list(model.parameters())
         _owned.update(map(id, self._parameters))
         self._require_same = _watch.follow(model)
@@ -235,7 +240,9 @@ class Engine:
             yield batch  # type: ignore[misc]
 
     @contextlib.contextmanager
-    def gathered(self, *what: nn.Parameter | nn.Module) -> Iterator[None]:
+    def gathered(
+        self, *what: nn.Parameter | nn.Module, modify_on: int | Literal["all"] | None = None
+    ) -> Iterator[None]:
         """Gathers parameters for code outside of their units' forwards, as a context manager. `what`: parameters, and
         modules for all of theirs. For a loss that is fused with the head's product, a penalty on weights, a look at
         values::
@@ -245,18 +252,28 @@ class Engine:
 
         Gradients flow through what is computed inside; the backward gathers the parameters again. It gathers whole
         units. At stages 0 to 2 parameters are whole anyway. Blocks for other ranks at stage 3; where gathers are
-        collective (docs/transports.md), all ranks must make the call. Values are for reading. Raises Error: USAGE for
-        what is not the engine's; MODEL if a parameter was written to inside, where that would be lost."""
+        collective (docs/transports.md), all ranks must make the call.
+
+        `modify_on`: who may write to `what` inside, in place and under torch.no_grad(). None: nobody; a write is an
+        error. A rank: what it wrote is the value on all ranks at the end. "all": every rank writes the same values.
+        Masters get the values too; an element that does not change keeps its master to the bit, and other states stay.
+        An exception inside undoes what was written. Then it is collective and blocking, between steps, and needs memory
+        for the parameters once more.
+        Raises Error: USAGE for what is not the engine's, and with `modify_on` in the middle of a step; MODEL if a
+        parameter was written to that must not be; MISMATCH, with its name and nothing changed, if ranks wrote different
+        values under "all"."""
         parameters: list[nn.Parameter] = []
         for one in what:
             parameters += one.parameters() if isinstance(one, nn.Module) else [one]
-        scope = self._core.gathered(parameters)
+        scope = self._core.gathered(parameters, _WRITERS.get(modify_on, modify_on))  # type: ignore[arg-type]
         try:
             yield
         except BaseException:
             del scope  # without finish(), which could raise
             raise
         scope.finish()
+        if modify_on is not None:
+            torch.clear_autocast_cache()
 
     def zero_grad(self) -> None:
         """Drops all gradients since the last step(), for example those of a dropped batch or of another loss.
@@ -380,6 +397,50 @@ class Engine:
         """Blocks until all ranks are in this barrier. Collective. The name is in errors and in the flight recorder.
         Raises Error MISMATCH on all ranks, with both names, if ranks give different names."""
         self._core.barrier(name)
+
+    # --- states -----------------------------------------------------------------------------------------------------
+
+    def full(self, name: str, kind: str = "param", *, ranks: _access.Ranks = None) -> torch.Tensor | None:
+        """The whole tensor of a state, a copy on the CPU. Collective and blocking: all ranks call it.
+
+        `name`: of the module's state_dict(), also of a tied weight. `kind`: "param"; "master", the value that the
+        update changes (float32 of a bfloat16 parameter, else the parameter); "grad", between backward and step(): the
+        mean over ranks and micro-steps, before clipping, with the bits that the update takes; a state of the optimizer
+        ("exp_avg", "exp_avg_sq", "momentum_buffer"); or the name of an Average. `ranks`: which ranks want it: one,
+        several, or None for all. The others get None, and need no memory for it. For a buffer: this rank's values.
+        Returns None for a gradient that no rank has.
+        Raises Error on all ranks: USAGE for unknown names and kinds, and for gradients before the last micro-step's
+        backward; MISMATCH if ranks ask for other things. Wire: the tensor once to each reader."""
+        return _access.full(self._core, self._model, name, kind, ranks)
+
+    def local(self, kind: str = "param") -> dict[str, _access.Local]:
+        """This rank's own part of a state, by parameter name, and where it lies in the whole tensor: copies. Without
+        communication. Gradients only after a full(..., "grad") of this step, which sums them. Raises Error USAGE."""
+        return _access.local(self._core, kind)
+
+    def state_dict_items(self, kind: str = "param", *, ranks: _access.Ranks = 0) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields (name, tensor) for all parameters that have the state, one unit in memory at a time, then, for "param"
+        and "master", the persistent buffers. Tied weights come under each of their names. Yields nothing on ranks that
+        are not among `ranks`, but all ranks must iterate to the end: each unit is a call of all ranks. Raises as
+        full()."""
+        yield from _access.items(self._core, self._model, kind, ranks)
+
+    def state_dict(self, kind: str = "param", *, ranks: _access.Ranks = 0) -> dict[str, torch.Tensor]:
+        """All tensors of the module's state_dict(), in its order, as copies on the CPU, at every stage. On `ranks`
+        (one, several, or None for all); an empty dictionary on the others. Peak memory: the result and one unit. `kind`
+        as in full(); one weight under several names is one tensor. Collective and blocking. Raises as full()."""
+        found = dict(self.state_dict_items(kind, ranks=ranks))
+        return {name: found[name] for name in _access.names_of(self._model) if name in found}
+
+    def load_state_dict(self, values: _access.Weights | None = None, *, strict: bool = True) -> _access.WeightReport:
+        """Replaces weights and persistent buffers on all ranks, at every stage, by rank 0's `values`: a mapping, or
+        pairs of name and tensor. On other ranks `values` may be None and is not looked at. Masters get float32 values
+        as they are. Other states stay. `strict`: names that are missing or too many are an error; the report lists them
+        otherwise. Collective and blocking, between steps. Raises Error on all ranks, with nothing changed: MODEL for
+        another model, shape or dtype; USAGE."""
+        report = _access.load(self._core, values, strict)
+        torch.clear_autocast_cache()
+        return report
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
@@ -598,6 +659,9 @@ def initialize(
     return engine, engine.optimizer if engine._core.trains else None, None, engine._scheduler
 
 
+_WRITERS: dict[int | str | None, int] = {None: -2, "all": -1}
+"""of Engine.gathered(), as the engine numbers them"""
+
 _NOT_TAKEN = {
     "optimizer": "name it in the configuration, see docs/configuration.md",
     "training_data": "make a DataLoader, with a DistributedSampler over engine.world_size",
@@ -706,17 +770,41 @@ def _refuse_state_dict(path: str, module: nn.Module) -> RemovableHandle:
                 "a module with sharded parameters has no state_dict()",
                 where="python.engine",
                 which=f"{path} ({type(called).__name__})" if path else type(called).__name__,
-                hint="engine.export_safetensors(path) writes the whole weights on rank 0",
+                hint="engine.state_dict() has the whole weights on rank 0, and engine.export_safetensors(path) writes them",  # noqa: E501
             )
 
     return module.register_state_dict_pre_hook(hook)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _members(model: nn.Module, group_of: Mapping[str, int], groups: int) -> dict[int, list[nn.Parameter]]:
+def _later(model: nn.Module, chosen: bool | Iterable[nn.Parameter | nn.Module]) -> list[str]:
+    """Names of the parameters that `trainable_later` chooses. Raises Error USAGE for those of other modules."""
+    named = list(model.named_parameters(remove_duplicate=False))
+    if isinstance(chosen, bool):
+        return [name for name, parameter in named if chosen and not parameter.requires_grad]
+    known = {id(parameter) for _, parameter in named}
+    wanted: set[int] = set()
+    for position, one in enumerate(chosen):
+        members = list(one.parameters()) if isinstance(one, nn.Module) else [one]
+        if any(id(parameter) not in known for parameter in members):
+            raise _C.make_error(
+                "USAGE",
+                "a parameter that may train later is none of the module's",
+                where="python.engine",
+                which=f"trainable_later, the entry at {position}",
+                got=type(one).__name__,
+            )
+        wanted.update(map(id, members))
+    return [name for name, parameter in named if id(parameter) in wanted]
+
+
+def _members(
+    model: nn.Module, group_of: Mapping[str, int], groups: int, later: Sequence[str]
+) -> dict[int, list[nn.Parameter]]:
     """Parameters of each group, by group number. Group 0 is the configuration's: without other groups it has all
-    trainable parameters."""
+    that train, now or `later`."""
     if groups == 0:
-        return {0: [parameter for parameter in model.parameters() if parameter.requires_grad]}
+        named = model.named_parameters()
+        return {0: [parameter for name, parameter in named if parameter.requires_grad or name in later]}
     members: dict[int, list[nn.Parameter]] = {number: [] for number in range(1, groups + 1)}
     for name, parameter in model.named_parameters():
         if name in group_of:
