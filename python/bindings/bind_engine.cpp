@@ -579,6 +579,7 @@ void bind_engine(py::module_& module) {
             py::dict found;
             found["path"] = report.path;
             found["step"] = report.manifest.step;
+            found["micro_step"] = self.base().core().micro_step();
             found["world"] = report.manifest.world;
             found["user"] = report.user;
             found["user_of_rank"] = report.user_of_rank;
@@ -615,6 +616,7 @@ void bind_engine(py::module_& module) {
       .def_property_readonly("world_size", [](Engine& self) { return self.base().world_size(); })
       .def_property_readonly("steps", [](Engine& self) { return self.base().core().committed_steps(); })
       .def_property_readonly("config", [](Engine& self) { return self.base().config(); })
+      .def_property_readonly("micro_step", [](Engine& self) { return self.base().core().micro_step(); })
       .def_property_readonly("loss_scale", [](Engine& self) { return self.base().core().loss_scale(); })
       .def_property_readonly("learning_rates", [](Engine& self) { return self.base().core().learning_rates(); })
       .def(

@@ -476,17 +476,19 @@ class Engine:
         frozen: Literal["copy", "once"] = "copy",
         async_: bool = False,
     ) -> str | _C.SaveHandle:
-        """Writes a checkpoint of this step into `folder` and returns its path. Collective and blocking; between steps.
+        """Writes a checkpoint of this step into `folder` and returns its path. Collective and blocking; after step(),
+        also that of a micro-step.
 
         It holds all states of the engine (weights, masters, optimizer states, update counts, hyper-parameters), the
         module's persistent buffers and the scheduler of zeroth.initialize() as rank 0 has them, the random generators
-        of every rank (torch, random, NumPy), and `client_state`: numbers, strings, lists and dictionaries of rank 0.
-        When it returns, the checkpoint is on the disk. A save that is interrupted leaves the earlier ones as they were.
-        `keep_last`: removes all but so many of the newest checkpoints of the folder, 0 none; `keep_every`: but not
-        those of steps that are multiples of it. `frozen`: "once" writes parameters that never train into the folder's
-        first checkpoint alone, and later ones refer to it, so that those of an adapter (LoRA) are small; retention
-        keeps what is referred to. Raises Error on all ranks: IO; USAGE in the middle of a step, for a step that was
-        saved there before, or for a `client_state` that JSON cannot hold.
+        of every rank (torch, random, NumPy), after micro-steps the sums of their gradients, and `client_state`:
+        numbers, strings, lists and dictionaries of rank 0. When it returns, the checkpoint is on the disk. A save that
+        is interrupted leaves the earlier ones as they were. `keep_last`: removes all but so many of the newest
+        checkpoints of the folder, 0 none; `keep_every`: but not those of steps that are multiples of it. `frozen`:
+        "once" writes parameters that never train into the folder's first checkpoint alone, and later ones refer to it,
+        so that those of an adapter (LoRA) are small; retention keeps what is referred to. Raises Error on all ranks:
+        IO; USAGE between a backward and its step(), for a step that was saved there before, or for a `client_state`
+        that JSON cannot hold.
 
         `async_`: if True, it waits only for a copy of this rank's part in memory of the host, and for an earlier such
         save, and returns a SaveHandle; the rest follows behind the training. What fails then is raised on all ranks,
@@ -536,7 +538,8 @@ class Engine:
     ) -> _state.Loaded | None:
         """Brings everything that save() wrote. Collective and blocking; between steps. `path`: a checkpoint, or a
         folder with checkpoints, of which the newest whole one is taken. Any number of ranks and any ZeRO stage may have
-        written it; random generators come back if as many ranks did. `strict`: if False, what the checkpoint lacks
+        written it; random generators come back if as many ranks did, and one from between micro-steps goes on with as
+        many ranks and the same accumulation. `strict`: if False, what the checkpoint lacks
         keeps its values, and what it has beyond the model is left out; Loaded lists both. `if_any`: if True, a
         folder without any checkpoint is no error, and the result None. `rename`: names of the model's parameters and
         buffers, each with the one that it has in the checkpoint. Raises Error on all ranks, with nothing changed:
@@ -556,6 +559,7 @@ class Engine:
         return _state.Loaded(
             path=found["path"],
             step=found["step"],
+            micro_step=found["micro_step"],
             world_size=found["world"],
             client_state=user.get("client"),
             random_state=bool(found["user_of_rank"]),

@@ -22,6 +22,8 @@ class Loaded:
     """the checkpoint that was loaded"""
     step: int
     """committed updates so far"""
+    micro_step: int
+    """micro-steps of the next step that had ended: 0 for a checkpoint from between steps"""
     world_size: int
     """ranks that wrote it"""
     client_state: Any

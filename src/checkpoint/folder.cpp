@@ -34,15 +34,28 @@ constexpr const char* kBaseMark = "base";
 constexpr std::size_t kStepDigits = 8;
 constexpr std::uint64_t kMostManifestBytes = std::uint64_t{1} << 31U;
 
-/// The step of a name that is a checkpoint's, -1 for any other.
-std::int64_t step_of(std::string_view name) {
-  if (!name.starts_with(kPrefix)) return -1;
+/// When a checkpoint was, by its name.
+struct Moment {
+  std::int64_t step = -1;  ///< -1: the name is no checkpoint's
+  std::int64_t micro_step = 0;
+};
+
+/// A whole number of digits; -1 for anything else.
+std::int64_t number_of(std::string_view digits) {
+  std::int64_t number = -1;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  return error == std::errc{} && end == digits.data() + digits.size() && number >= 0 ? number : -1;
+}
+
+/// "step-00000300", "step-00000300-2".
+Moment moment_of(std::string_view name) {
+  if (!name.starts_with(kPrefix)) return {};
   name.remove_prefix(kPrefix.size());
-  std::int64_t step = -1;
-  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), step);
-  const bool is_one =
-      name.size() >= kStepDigits && error == std::errc{} && end == name.data() + name.size() && step >= 0;
-  return is_one ? step : -1;
+  const std::size_t dash = std::min(name.find('-'), name.size());
+  if (dash < kStepDigits) return {};
+  Moment moment{.step = number_of(name.substr(0, dash))};
+  if (dash < name.size()) moment.micro_step = number_of(name.substr(dash + 1));
+  return moment.micro_step < 0 ? Moment{} : moment;
 }
 
 /// Names of one folder. Throws kIo; none where there is no such folder.
@@ -80,7 +93,7 @@ void remove_own(const std::string& folder) noexcept {
 void remove_leftovers(const std::string& folder) {
   for (const std::string& name : names_in(folder)) {
     const std::size_t mark = std::min(name.find(kTemporary), name.find(kTrash));
-    if (mark == std::string::npos || step_of(std::string_view(name).substr(0, mark)) < 0) continue;
+    if (mark == std::string::npos || moment_of(std::string_view(name).substr(0, mark)).step < 0) continue;
     const std::string path = (fs::path(folder) / name).string();
     const int lock = ::open((fs::path(path) / detail::kLockFile).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
     if (lock >= 0 && ::flock(lock, LOCK_EX | LOCK_NB) != 0) {
@@ -164,9 +177,10 @@ std::set<std::string> bases_of(const std::vector<CheckpointEntry>& entries, cons
 
 }  // namespace
 
-std::string checkpoint_name(std::int64_t step) {
+std::string checkpoint_name(std::int64_t step, std::int64_t micro_step) {
   const std::string number = std::to_string(step);
-  return std::string(kPrefix) + std::string(kStepDigits - std::min(kStepDigits, number.size()), '0') + number;
+  return std::string(kPrefix) + std::string(kStepDigits - std::min(kStepDigits, number.size()), '0') + number +
+         (micro_step > 0 ? "-" + std::to_string(micro_step) : "");
 }
 
 std::string rank_file_name(int rank) {
@@ -178,10 +192,14 @@ std::string rank_file_name(int rank) {
 std::vector<CheckpointEntry> list_checkpoints(const std::string& folder) {
   std::vector<CheckpointEntry> entries;
   for (const std::string& name : names_in(folder)) {
-    if (const std::int64_t step = step_of(name); step >= 0)
-      entries.push_back({.step = step, .path = (fs::path(folder) / name).string()});
+    if (const Moment moment = moment_of(name); moment.step >= 0) {
+      entries.push_back(
+          {.step = moment.step, .micro_step = moment.micro_step, .path = (fs::path(folder) / name).string()});
+    }
   }
-  std::ranges::sort(entries, [](const auto& a, const auto& b) { return a.step > b.step; });
+  std::ranges::sort(entries, [](const auto& a, const auto& b) {
+    return std::pair(a.step, a.micro_step) > std::pair(b.step, b.micro_step);
+  });
   return entries;
 }
 
@@ -205,7 +223,7 @@ std::vector<std::string> prune_checkpoints(const std::string& folder, const Rete
   std::vector<std::string> old;
   for (std::size_t index = static_cast<std::size_t>(retention.keep_last); index < entries.size(); ++index) {
     const CheckpointEntry& entry = entries[index];
-    if (retention.keep_every > 0 && entry.step % retention.keep_every == 0) continue;
+    if (retention.keep_every > 0 && entry.micro_step == 0 && entry.step % retention.keep_every == 0) continue;
     try {
       (void)read_manifest(entry.path);
     } catch (const Error&) {
@@ -234,11 +252,12 @@ std::vector<std::string> prune_checkpoints(const std::string& folder, const Rete
   return removed;
 }
 
-PendingCheckpoint::PendingCheckpoint(const std::string& folder, std::int64_t step, std::string run)
+PendingCheckpoint::PendingCheckpoint(const std::string& folder, std::int64_t step, std::string run,
+                                     std::int64_t micro_step)
     : folder_(folder),
       run_(std::move(run)),
-      temporary_((fs::path(folder) / (checkpoint_name(step) + std::string(kTemporary) + run_)).string()),
-      final_((fs::path(folder) / checkpoint_name(step)).string()) {
+      temporary_((fs::path(folder) / (checkpoint_name(step, micro_step) + std::string(kTemporary) + run_)).string()),
+      final_((fs::path(folder) / checkpoint_name(step, micro_step)).string()) {
   make_folders(folder);
   make_room(final_, run_);
   remove_leftovers(folder);

@@ -126,6 +126,7 @@ Manifest parse(std::string_view text) {
   manifest.groups = json.at("groups").get<std::vector<std::string>>();
   // Not in the first files of this format.
   manifest.loss_scaler = json.value("loss_scaler", "");
+  manifest.accumulation = json.value("accumulation", "");
   if (json.contains("base")) manifest.base = base_of(json.at("base"));
   manifest.user = json.at("user");
   manifest.user_of_rank = json.at("user_of_rank").get<std::vector<std::string>>();
@@ -158,6 +159,7 @@ std::string to_text(const Manifest& manifest) {
                {"configuration", manifest.configuration},
                {"groups", manifest.groups},
                {"loss_scaler", manifest.loss_scaler},
+               {"accumulation", manifest.accumulation},
                {"user", manifest.user},
                {"user_of_rank", manifest.user_of_rank}};
   if (!manifest.base.name.empty()) json["base"] = {{"name", manifest.base.name}, {"run", manifest.base.run}};

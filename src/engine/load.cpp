@@ -6,6 +6,7 @@
 #include "engine/save_outcomes.h"
 #include "engine/shard_group.h"
 #include "engine/state_pieces.h"
+#include "engine/states_read.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/text.h>
@@ -71,15 +72,6 @@ std::pair<std::string, Manifest> base_of(const std::string& checkpoint, const Ma
 }
 
 }  // namespace
-
-/// What a load has read, before anything is changed.
-struct Engine::StatesRead {
-  std::vector<StatePiece> pieces{};
-  std::vector<std::unique_ptr<std::byte[]>> values{};  ///< one a piece
-  std::vector<GroupHyper> groups{};
-  std::optional<LossScaler::State> scaler{};
-  std::vector<std::int64_t> updates{};  ///< one a parameter; -1: not there
-};
 
 LoadReport Engine::load(const std::string& path, const LoadOptions& options) {
   require_between_steps("engine.load");
@@ -179,8 +171,9 @@ std::vector<GroupHyper> Engine::hypers_of(const Manifest& manifest,
 
 Engine::StatesRead Engine::read_states(LoadReport& report, const LoadOptions& options) {
   const Manifest& manifest = report.manifest;
-  std::vector<KnownFile> files;
-  std::map<std::string, std::vector<Source>> sources;
+  StateSources all;
+  std::vector<KnownFile>& files = all.files;
+  std::map<std::string, std::vector<Source>>& sources = all.by_key;
   const auto open_files = [&](const std::string& path, const Manifest& of, const auto& takes) {
     for (const CheckpointFile& file : of.files) {
       files.emplace_back(path, file);
@@ -258,6 +251,7 @@ Engine::StatesRead Engine::read_states(LoadReport& report, const LoadOptions& op
     files[source.file].read(source.entry.begin, loaded.data);
     report.extras.push_back(std::move(loaded));
   }
+  read_accumulation(read, report, options, all);
   read.updates.assign(layout_.params.size(), -1);
   for (std::size_t param = 0; param < layout_.params.size(); ++param) {
     const auto found = params.find(options.name_there(layout_.params[param].name));
@@ -286,6 +280,7 @@ void Engine::take_states(const StatesRead& read, const Manifest& manifest) {
   kernels_->settle(resources_->gather_stream);
   communicator_.barrier("the states of a checkpoint");
   for (const auto& group : groups_) group->parameters().publish();
+  take_accumulation(read);
   kernels_->settle(resources_->gather_stream);
 }
 

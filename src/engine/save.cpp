@@ -1,5 +1,6 @@
 // Engine::save(): states of all ranks to files, by name and element.
 #include "checkpoint/rank_file.h"
+#include "engine/accumulation.h"
 #include "engine/hyper_text.h"
 #include "engine/own_operations.h"
 #include "engine/piece_io.h"
@@ -34,6 +35,14 @@ void Engine::require_between_steps(const char* where) const {
            {.where = where,
             .expected = "a call after the last micro-step's step(), before the next backward",
             .got = std::to_string(micro_step_) + " of " + std::to_string(settings_.micro_steps) + " micro-steps",
+            .hint = "call step() or zero_grad() first"});
+}
+
+void Engine::require_between_micro_steps(const char* where) const {
+  ZR_CHECK(!had_backward_, ErrorCode::kUsage, "a checkpoint between a backward and its step()",
+           {.where = where,
+            .expected = "a call after step(), also that of a micro-step, before the next backward",
+            .got = "gradients that step() has not been told of",
             .hint = "call step() or zero_grad() first"});
 }
 
@@ -74,16 +83,17 @@ Manifest Engine::describe_states() const {
 }
 
 std::string Engine::save(const std::string& folder, const SaveOptions& options) {
-  require_between_steps("engine.save");
+  require_between_micro_steps("engine.save");
   return together([&] {
     sync(own_->save);
     settle_save();
     report_failed_save();
+    settle_accumulation();
     const std::string run = random_run_name();
     std::optional<PendingCheckpoint> pending;  // of rank 0
     const Json begun = Json::parse(on_first_rank(communicator_, "a checkpoint could not be begun", [&] {
       const CheckpointBase base = base_in(folder, options);
-      pending.emplace(folder, committed_steps_, run);
+      pending.emplace(folder, committed_steps_, run, micro_step_);
       return Json{{"path", pending->path()}, {"base", base.name}, {"base_run", base.run}}.dump();
     }));
     const std::string path = begun.at("path");
@@ -124,24 +134,33 @@ CheckpointBase Engine::base_in(const std::string& folder, const SaveOptions& opt
 Manifest Engine::make_manifest(const SaveOptions& options, const std::string& run, const CheckpointBase& base) {
   std::vector<std::string> users = gather_texts(options.user_of_rank, communicator_);
   const std::string params = describe_all_params();
+  const std::string accumulation = describe_accumulation();
   Manifest manifest;
   if (rank() != 0) return manifest;
   manifest = describe_states();
   add_params_of_others(manifest, params);
   manifest.run = run;
   manifest.base = base;
+  manifest.accumulation = accumulation;
   manifest.user = options.user;
   manifest.user_of_rank = std::move(users);
   for (const ExtraTensor& extra : options.extras) manifest.extras.push_back(extra.about);
   return manifest;
 }
 
-Engine::RankFilePlan Engine::plan_rank_file(const SaveOptions& options, const CheckpointBase& base) const {
+Engine::RankFilePlan Engine::plan_rank_file(const SaveOptions& options, const CheckpointBase& base) {
   RankFilePlan plan;
   for (const auto& group : groups_) {
     for (StatePiece& piece : pieces_of(*group)) {
       const bool elsewhere = !base.name.empty() && !layout_.params[static_cast<std::size_t>(piece.param)].trainable;
       if (piece.writes.size() > 0 && !elsewhere) plan.pieces.push_back(std::move(piece));
+    }
+  }
+  for (const auto& group : groups_) {
+    if (micro_step_ == 0) break;
+    for (StatePiece& piece : step_pieces(*group, rank())) {
+      piece.param = group->part().params[static_cast<std::size_t>(piece.param)];
+      if (piece.writes.size() > 0) plan.pieces.push_back(std::move(piece));
     }
   }
   std::vector<RankEntry> entries;

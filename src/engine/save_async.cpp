@@ -40,16 +40,17 @@ std::optional<Error> error_in(const std::string& outcome) {
 }  // namespace
 
 SaveHandle Engine::save_async(const std::string& folder, const SaveOptions& options) {
-  require_between_steps("engine.save_async");
+  require_between_micro_steps("engine.save_async");
   return together([&] {
     sync(own_->save);
     settle_save();
     report_failed_save();
+    settle_accumulation();
     const std::string run = random_run_name();
     std::unique_ptr<PendingCheckpoint> pending;  // of rank 0
     const Json begun = Json::parse(on_first_rank(communicator_, "a checkpoint could not be begun", [&] {
       const CheckpointBase base = base_in(folder, options);
-      pending = std::make_unique<PendingCheckpoint>(folder, committed_steps_, run);
+      pending = std::make_unique<PendingCheckpoint>(folder, committed_steps_, run, micro_step_);
       return Json{{"path", pending->path()},
                   {"final", pending->final_path()},
                   {"run", run},

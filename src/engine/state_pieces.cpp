@@ -32,6 +32,13 @@ Range entries_that_begin_in(const Range& range, std::int64_t offset, std::int64_
 
 }  // namespace
 
+BoxRange whole_box(const ParamSpec& spec) {
+  BoxRange box = box_of(spec, StateShape::kElement);
+  box.begin = 0;
+  box.end = spec.numel();
+  return box;
+}
+
 std::vector<StatePiece> state_pieces(const ModelLayout& model, const ModelMemory& memory, bool is_first, int job_rank) {
   std::map<int, const ModelMemory::Placed*> masters;  // by flat
   for (const ModelMemory::Placed& placed : memory.states()) {

@@ -13,6 +13,9 @@
 
 namespace zeroth {
 
+/// All elements that a parameter has of its logical tensor.
+[[nodiscard]] BoxRange whole_box(const ParamSpec& spec);
+
 struct StatePiece {
   int param = 0;        ///< of the layout that it was made for
   std::string state{};  ///< "weight", or as the optimizer declares it; "<state>@<rank>" if every rank has its own

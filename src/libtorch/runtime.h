@@ -189,8 +189,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   GradientGuards guards_{slots_, model_, trainable_};
   StepLog step_log_{log_};
   std::unique_ptr<LossScale> loss_scale_;
-  bool begins_with_scale_ = false;  ///< the backward that runs: it is backward(), and not the loss's own
-  int depth_ = 0;                   ///< forwards that are open
+  bool begins_with_scale_ = false;             ///< the backward that runs: it is backward(), and not the loss's own
+  int depth_ = 0;                              ///< forwards that are open
   std::vector<std::uint64_t> buffer_digests_;  ///< of the end of the last step
   bool in_backward_ = false;
   bool evaluates_ = false;  ///< the last forward of the whole model was one without gradients

@@ -99,7 +99,8 @@ Gathered::Gathered(std::shared_ptr<Runtime> runtime, const std::vector<at::Tenso
     runtime_->require_writable(writers_);
     params_ = runtime_->params_of(parameters);
   }
-  for (const int unit : units_) scopes_.push_back(std::make_unique<UnitScope>(runtime_, unit, UnitScope::Kind::kReading));
+  for (const int unit : units_)
+    scopes_.push_back(std::make_unique<UnitScope>(runtime_, unit, UnitScope::Kind::kReading));
   if (writers_.any() && (writers_.rank == Writers::kAll || writers_.rank == runtime_->core().rank()))
     before_ = runtime_->values_of(params_);
   if (!runtime_->scales_loss() || writers_.any()) return;

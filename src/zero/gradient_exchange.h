@@ -43,6 +43,8 @@ class GradientExchange {
   /// Replicated gradients: makes all shards readable through ModelMemory::peer_reduced().
   virtual void share_sums() = 0;
   virtual void begin_step() = 0;
+  /// Sums of earlier events of the step came from elsewhere: they are at ModelMemory::micro_step_sums().
+  virtual void restored(int flat) = 0;
   [[nodiscard]] virtual std::uint64_t spills() const = 0;
   /// Control blocks and staging of groups inside the backend's.
   [[nodiscard]] virtual std::size_t transport_bytes() const = 0;

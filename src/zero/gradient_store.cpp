@@ -243,6 +243,40 @@ void GradientStore::complete() {
   find_offender();
 }
 
+void GradientStore::complete_backwards(std::uint64_t backwards) {
+  if (backward_ < backwards) exchange_->close_backward(backward_ = backwards);
+  exchange_->await_sums(backwards);
+  kernels_.settle(reduce_stream_);
+}
+
+std::byte* GradientStore::sums_so_far(int flat) {
+  return shards_->has_sums(flat) ? shards_->sums_so_far(flat) : nullptr;
+}
+
+GradientStore::Waiting GradientStore::waiting(int param) {
+  const ParamPlace& place = model_.places[static_cast<std::size_t>(param)];
+  if (!model_.flat(place.flat).trainable || place.segment < 0) return {};
+  const FlatState& flat = state(place.flat);
+  if (!flat.open || !flat.filled[static_cast<std::size_t>(place.segment)]) return {};
+  const std::int64_t offset = model_.segment(param).offset;
+  return {.data = memory_.bucket(place.flat, flat.dtype) + array_bytes(offset, flat.dtype), .dtype = flat.dtype};
+}
+
+std::byte* GradientStore::restore_sums(int flat) {
+  return shards_->sums_so_far(flat);
+}
+
+void GradientStore::restored(const std::vector<bool>& has_grad, const std::vector<int>& flats) {
+  for (std::size_t param = 0; param < has_grad.size(); ++param) has_grad_[param] = has_grad_[param] || has_grad[param];
+  for (const int flat : flats) {
+    shards_->restored(flat);
+    exchange_->restored(flat);
+    state(flat).published = true;
+  }
+  reduced_before_ = plan_.policy == ReductionPolicy::kPerMicroStep;
+  kernels_.settle(reduce_stream_);
+}
+
 void GradientStore::share_sums() {
   exchange_->share_sums();
 }

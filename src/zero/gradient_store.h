@@ -90,6 +90,24 @@ class GradientStore {
   /// After complete(), if gradients are replicated: makes the reduced shards of all ranks readable through
   /// ModelMemory::peer_reduced(). Collective, blocks.
   void share_sums();
+  /// Number of backwards that were closed. Ranks may differ inside a step.
+  [[nodiscard]] std::uint64_t backwards() const { return backward_; }
+  /// Between micro-steps: blocks until this rank has the sums of all backwards before number `backwards`, the most that
+  /// any rank has closed, and closes its own up to there. After a sync().
+  void complete_backwards(std::uint64_t backwards);
+  /// What a step has gathered so far, between micro-steps and after complete_backwards(): sums over the ranks (this
+  /// rank's ModelMemory::micro_step_part(), in the accumulation dtype), null where there are none; and gradients of
+  /// this rank that no event has taken yet (ReductionPolicy::kPerStep): where in the bucket, in `dtype`.
+  [[nodiscard]] std::byte* sums_so_far(int flat);
+  struct Waiting {
+    const std::byte* data = nullptr;
+    DType dtype = DType::kFloat32;
+  };
+  [[nodiscard]] Waiting waiting(int param);
+  /// Puts back what an earlier engine had: `has_grad` one a parameter; sums that were written to restore_sums().
+  [[nodiscard]] std::byte* restore_sums(int flat);
+  void restored(const std::vector<bool>& has_grad, const std::vector<int>& flats);
+
   /// Call it after the update: forgets which parameters have a gradient, and the offender.
   void begin_step();
 

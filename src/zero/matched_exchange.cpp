@@ -73,6 +73,7 @@ class MatchedExchange final : public GradientExchange {
   void share_sums() override { sums_.share(published_); }
 
   void begin_step() override { published_.assign(published_.size(), 0); }
+  void restored(int flat) override { published_[static_cast<std::size_t>(flat)] = 1; }
   [[nodiscard]] std::uint64_t spills() const override { return 0; }
   [[nodiscard]] std::size_t transport_bytes() const override {
     return sub_group_.transport_bytes() + sums_.transport_bytes();

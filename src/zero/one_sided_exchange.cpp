@@ -79,6 +79,7 @@ class OneSidedExchange final : public GradientExchange {
   void share_sums() override {  // else they lie where peers can read them
     if (matched_) matched_->share(summed_);
   }
+  void restored(int /*flat*/) override {}
   void begin_step() override {
     if (memory_.peers_read_sums()) announce(memory_.signals(memory_.rank()).taken(), ++steps_);
   }

@@ -78,6 +78,10 @@ void ReducedShards::arrived(int flat) {
   measure(flat, memory_.micro_step_sums(flat), memory_.micro_step_part(flat).size());
 }
 
+void ReducedShards::restored(int flat) {
+  measure(flat, sums(flat), memory_.micro_step_part(flat).size());
+}
+
 void ReducedShards::combined(int flat) {
   measure(flat, memory_.reduced(flat), model_.flat(flat).shard(memory_.rank()).size());
 }

@@ -68,6 +68,10 @@ class ReducedShards {
   void combine(int flat, std::span<const Summand> sources);
   /// The same where the transport has left that sum at ModelMemory::reduced().
   void combined(int flat);
+  /// Where the sums of earlier events are before settle(): the elements of ModelMemory::micro_step_part().
+  [[nodiscard]] std::byte* sums_so_far(int flat) { return sums(flat); }
+  /// They were put there from elsewhere: later events add to them.
+  void restored(int flat);
   /// The next event of each flat stores.
   void begin_step();
 

@@ -11,8 +11,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <random>
 #include <set>
@@ -299,7 +301,7 @@ TEST(Checkpoint, AnotherModelIsRefusedWithNames) {
   (void)train_toy(deeper);
 }
 
-TEST(Checkpoint, InTheMiddleOfAStepIsRefused) {
+TEST(Checkpoint, BetweenABackwardAndItsStepIsRefused) {
   const Folder folder;
   ToyTraining training = training_of(1, 2);
   training.micro_steps = 2;
@@ -307,7 +309,7 @@ TEST(Checkpoint, InTheMiddleOfAStepIsRefused) {
   training.at_start = [&](Engine& engine, ToyModel& model) {
     (void)model.forward_backward(0, 0);
     const std::string text = error_of(ErrorCode::kUsage, [&] { (void)engine.save(folder.text()); });
-    require(text.find("in the middle of a step") != std::string::npos, text);
+    require(text.find("between a backward and its step()") != std::string::npos, text);
     engine.discard_gradients();
   };
   (void)train_toy(training);
@@ -363,8 +365,7 @@ TEST(Checkpoint, AFailureOfOneRankIsThatOfAllAndLeavesNothing) {
 /// Saves after steps 1, 2 and 3, with frozen weights in the first one alone.
 ToyOutcome save_thrice(ToyTraining training, const std::string& folder, int keep_last) {
   training.after_step = [folder, keep_last](Engine& engine, ToyModel&, const StepResult& result) {
-    if (result.step <= 3)
-      (void)engine.save(folder, {.retention = {.keep_last = keep_last}, .frozen = Frozen::kOnce});
+    if (result.step <= 3) (void)engine.save(folder, {.retention = {.keep_last = keep_last}, .frozen = Frozen::kOnce});
   };
   return train_toy(training);
 }
@@ -400,9 +401,11 @@ TEST(CheckpointBases, FrozenWeightsAreWrittenOnceAndStayWhileSomethingRefersToTh
   ToyTraining again = training_of(3, 2);
   again.model.frozen_blocks = {0, 1, 2};
   fs::rename(folder.step(1), folder.step(1) + "-aside");
-  EXPECT_THAT(error_of(ErrorCode::kCheckpoint, [&] { (void)resume_from(again, folder.step(5)); }), HasSubstr("step-00000001"));
+  EXPECT_THAT(error_of(ErrorCode::kCheckpoint, [&] { (void)resume_from(again, folder.step(5)); }),
+              HasSubstr("step-00000001"));
   fs::copy(folder.step(5), folder.step(1), fs::copy_options::recursive);
-  EXPECT_THAT(error_of(ErrorCode::kCheckpoint, [&] { (void)resume_from(again, folder.step(5)); }), HasSubstr("is another one"));
+  EXPECT_THAT(error_of(ErrorCode::kCheckpoint, [&] { (void)resume_from(again, folder.step(5)); }),
+              HasSubstr("is another one"));
 }
 
 TEST(CheckpointNames, ParametersMayHaveOtherNamesInTheCheckpoint) {
@@ -425,6 +428,102 @@ TEST(CheckpointNames, ParametersMayHaveOtherNamesInTheCheckpoint) {
   EXPECT_EQ(train_toy(training).values, saved.values);
   training.at_start = [&folder](Engine& engine, ToyModel&) { (void)engine.load(folder.text()); };
   EXPECT_THAT(error_of(ErrorCode::kCheckpoint, [&] { (void)train_toy(training); }), HasSubstr("missing module."));
+}
+
+struct MidStep {
+  ReductionPolicy policy = ReductionPolicy::kPerMicroStep;
+  int gradient_degree = 0;
+  ThreadTransport transport = ThreadTransport::kMemory;
+};
+
+/// Four ranks, three micro-steps; some blocks are skipped, and some get gradients of several backwards.
+ToyTraining in_micro_steps(const MidStep& row, int stage, DType dtype) {
+  ToyTraining training = training_of(stage, 4, dtype);
+  training.micro_steps = 3;
+  training.passes = 2;
+  training.transport = row.transport;
+  training.plan.policy = row.policy;
+  training.plan.gradient_degree = row.gradient_degree;
+  if (row.transport == ThreadTransport::kMemory) {
+    training.skip = [](int rank, std::int64_t pass, int block) { return (rank + block + pass) % 4 == 0; };
+  }
+  return training;
+}
+
+TEST(CheckpointInsideAStep, GoesOnWithTheSameBitsAtEveryStage) {
+  const MidStep rows[] = {{},
+                          {.policy = ReductionPolicy::kPerStep},
+                          {.gradient_degree = 2},
+                          {.transport = ThreadTransport::kMessages},
+                          {.policy = ReductionPolicy::kPerStep, .transport = ThreadTransport::kMessages},
+                          {.gradient_degree = 2, .transport = ThreadTransport::kMessages}};
+  int number = 0;
+  for (const MidStep& row : rows) {
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+      const int stage = number++ % 4;
+      const int ended = 1 + number % 2;
+      const Folder folder;
+      ToyTraining training = in_micro_steps(row, stage, dtype);
+      training.after_micro_step = [&folder, ended](Engine& engine, int step, int now) {
+        if (step != 3) return;
+        if (now == 1) (void)engine.save(folder.text());
+        if (now == ended && ended > 1) (void)engine.save(folder.text());
+      };
+      training.after_step = [&folder](Engine& engine, ToyModel&, const StepResult& result) {
+        if (result.step == 3) (void)engine.save(folder.text(), {.retention = {.keep_last = 2}});
+      };
+      const ToyOutcome whole = train_toy(training);
+      EXPECT_THAT(folder.names(), ::testing::Contains("step-00000003-" + std::to_string(ended)));
+      for (const int other : {stage, (stage + 3) % 4}) {
+        ToyTraining resumed = in_micro_steps(row, other, dtype);
+        resumed.first_step = 3;
+        resumed.first_micro_step = ended;
+        resumed.model_seed = 99;
+        resumed.at_start = [&folder, ended](Engine& engine, ToyModel&) {
+          const LoadReport report = engine.load(folder.text());
+          require(report.manifest.step == 3 && engine.micro_step() == ended, "the micro-step that was loaded");
+        };
+        const ToyOutcome rest = train_toy(resumed);
+        const std::string where = "row " + std::to_string(&row - rows) + ", " + std::string(name_of(dtype)) +
+                                  ", stage " + std::to_string(stage) + " -> " + std::to_string(other);
+        EXPECT_EQ(std::vector(whole.norms.begin() + 3, whole.norms.end()), rest.norms) << where;
+        EXPECT_EQ(whole.values, rest.values) << where;
+      }
+    }
+  }
+}
+
+TEST(CheckpointInsideAStep, OtherRanksAndOtherAccumulationsAreRefusedOrForgetIt) {
+  const Folder folder;
+  ToyTraining training = in_micro_steps({}, 2, DType::kFloat32);
+  training.skip = nullptr;
+  training.steps = 1;
+  training.after_micro_step = [&folder](Engine& engine, int, int now) {
+    if (now == 1) (void)engine.save(folder.text());
+  };
+  (void)train_toy(training);
+  training.after_micro_step = nullptr;
+  training.steps = 0;
+  std::vector<std::string> missing;
+  bool strict = true;
+  training.at_start = [&](Engine& engine, ToyModel&) {
+    const LoadReport report = engine.load(folder.text(), {.strict = strict});
+    require(engine.micro_step() == 0, "the step begins anew");
+    if (engine.rank() == 0) missing = report.missing;
+  };
+  const auto changes = std::to_array<std::function<void(ToyTraining&)>>(
+      {[](ToyTraining& other) { other.world = 2; }, [](ToyTraining& other) { other.micro_steps = 4; },
+       [](ToyTraining& other) { other.plan.policy = ReductionPolicy::kPerStep; }});
+  for (const auto& change : changes) {
+    ToyTraining other = training;
+    change(other);
+    strict = true;
+    EXPECT_THAT(error_of(ErrorCode::kCheckpoint, [&] { (void)train_toy(other); }),
+                AllOf(HasSubstr("from the middle of a step"), HasSubstr("4 ranks, 3 micro-steps, per_micro_step")));
+    strict = false;
+    (void)train_toy(other);
+    EXPECT_EQ(missing, std::vector<std::string>{"gradients of 1 micro-steps"});
+  }
 }
 
 }  // namespace

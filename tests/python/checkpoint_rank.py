@@ -172,7 +172,7 @@ def refusals(folder: str, stage: int, dtype: torch.dtype) -> None:
     try:
         run.save(folder)
     except zeroth.Error as error:
-        assert "in the middle of a step" in str(error), error
+        assert "between a backward and its step()" in str(error), error
         tell(run, f"refused {error.code}")
     run.engine.zero_grad()
     try:

@@ -89,6 +89,31 @@ class Checkpoints(job.RankTest):
             said = [line.split()[-1] for line in out if f"{rank} refused " in line]
             self.assertEqual(said, codes)
 
+    def test_a_step_goes_on_between_its_micro_steps(self) -> None:
+        def make(stage: int) -> zeroth.Engine:
+            torch.manual_seed(7)
+            model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+            settings = {"zero_optimization": {"stage": stage}, "gradient_accumulation_steps": 3}
+            return zeroth.Engine(model, settings, log_level="off")
+
+        def train(engine: zeroth.Engine, micro_steps: int) -> list[float]:
+            norms = []
+            for _ in range(micro_steps):
+                engine.backward(engine(torch.randn(4, 8)).square().mean())
+                norms.append(engine.step().grad_norm)
+            return norms
+
+        engine = make(2)
+        train(engine, 5)
+        path = engine.save(self.folder / "micro")
+        self.assertTrue(path.endswith("step-00000001-2"))
+        expected = train(engine, 7)
+        for stage in (0, 3):
+            engine = make(stage)
+            loaded = engine.load(self.folder / "micro")
+            self.assertEqual((loaded.step, loaded.micro_step, loaded.random_state), (1, 2, True))
+            self.assertEqual(train(engine, 7), expected)
+
     def test_an_adapter_is_small_beside_its_frozen_base_and_names_may_change(self) -> None:
         def make() -> tuple[torch.nn.Module, zeroth.Engine]:
             torch.manual_seed(7)

@@ -96,7 +96,8 @@ ToyOutcome train_toy_rank(const ToyTraining& training, std::unique_ptr<CommBacke
       table->reset();
       double loss = 0;
       StepResult result;
-      for (int micro = 0; micro < training.micro_steps; ++micro) {
+      const int first = step == training.first_step ? training.first_micro_step : 0;
+      for (int micro = first; micro < training.micro_steps; ++micro) {
         for (int pass = 0; pass < training.passes; ++pass) {
           const auto skip = [&](int who, std::int64_t at, int block) {
             return training.skip && training.skip(who, at * training.passes + pass, block);
@@ -105,6 +106,8 @@ ToyOutcome train_toy_rank(const ToyTraining& training, std::unique_ptr<CommBacke
           if (visitor) visitor(true, ToyTraining::kEndOfBackward);
         }
         result = engine.step();
+        if (training.after_micro_step && micro + 1 < training.micro_steps)
+          training.after_micro_step(engine, step, micro + 1);
       }
       own.gather_bytes = {bytes_of(*table, CollectiveKind::kAllGather)};
       own.reduce_bytes = {bytes_of(*table, CollectiveKind::kReduceScatter)};

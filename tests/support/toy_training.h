@@ -43,6 +43,9 @@ struct ToyTraining {
   std::function<void(Engine&, ToyModel&)> at_start{};
   /// Runs on every rank after each step; for what a single test wants to do or look at.
   std::function<void(Engine&, ToyModel&, const StepResult&)> after_step{};
+  /// The same after each micro-step that is not a step's last one; `ended`: micro-steps of the step so far.
+  std::function<void(Engine&, int step, int ended)> after_micro_step{};
+  int first_micro_step = 0;  ///< of the first step
   static constexpr int kEndOfBackward = -1;
   /// Called on every rank when the engine is there, with the group that it has: what the model does itself when the
   /// parameters of a unit are there, and at the end of a backward, in calls of groups that are split from this one.

@@ -18,15 +18,16 @@ namespace zeroth {
 /// A checkpoint by its name; it has not been looked into.
 struct CheckpointEntry {
   std::int64_t step = 0;
+  std::int64_t micro_step = 0;  ///< of the step after it, that have ended; 0: it is from between steps
   std::string path{};
 };
 
-/// "step-00000300".
-[[nodiscard]] std::string checkpoint_name(std::int64_t step);
+/// "step-00000300"; "step-00000300-2" after two micro-steps of the next step.
+[[nodiscard]] std::string checkpoint_name(std::int64_t step, std::int64_t micro_step = 0);
 /// "rank-00003.safetensors".
 [[nodiscard]] std::string rank_file_name(int rank);
 
-/// Checkpoints of a folder, newest step first; empty where there is no such folder. Throws kIo.
+/// Checkpoints of a folder, the newest first; empty where there is no such folder. Throws kIo.
 [[nodiscard]] std::vector<CheckpointEntry> list_checkpoints(const std::string& folder);
 
 /// The manifest of a checkpoint. Throws kIo, kCheckpoint.
@@ -51,7 +52,7 @@ class PendingCheckpoint {
  public:
   /// Makes the folder, and its parents. Removes what saves that ended early have left. Throws kIo; kUsage if the step
   /// has been saved there before.
-  PendingCheckpoint(const std::string& folder, std::int64_t step, std::string run);
+  PendingCheckpoint(const std::string& folder, std::int64_t step, std::string run, std::int64_t micro_step = 0);
   PendingCheckpoint(const PendingCheckpoint&) = delete;
   PendingCheckpoint& operator=(const PendingCheckpoint&) = delete;
   ~PendingCheckpoint();

@@ -69,6 +69,7 @@ struct Manifest {
   std::vector<CheckpointParam> params{};
   std::vector<CheckpointState> extras{};    ///< tensors of the caller, in the file of rank 0, whole
   CheckpointBase base{};                    ///< where weights lie that never train, and are not in the files here
+  std::string accumulation{};               ///< JSON: micro-steps of a step that was under way; "" between steps
   std::string loss_scaler{};                ///< JSON, as groups; "" without a loss scale that adapts
   std::string user{};                       ///< JSON of the caller
   std::vector<std::string> user_of_rank{};  ///< JSON, one a rank

@@ -315,6 +315,8 @@ class Engine {
   /// Resets the peaks, to measure a phase by itself.
   void reset_peaks();
   [[nodiscard]] std::int64_t committed_steps() const { return committed_steps_; }
+  /// Micro-steps of the running step that have ended.
+  [[nodiscard]] int micro_step() const { return micro_step_; }
   /// By which the front end multiplies the loss, or its gradients, until the step's end; the update takes it out again.
   [[nodiscard]] double loss_scale() const { return scaler_.scale(); }
   [[nodiscard]] int rank() const { return communicator_.rank(); }
@@ -354,7 +356,15 @@ class Engine {
   /// Completes all sums of the step, then runs the vote of all ranks.
   CommitVote cast_vote(bool idle, bool discards);
   struct StatesRead;
+  struct StateSources;
   void require_between_steps(const char* where) const;
+  /// A save may be between micro-steps: a backward has been given to step().
+  void require_between_micro_steps(const char* where) const;
+  /// Collective: all ranks are in the same micro-step, and have the sums of those before. Throws kMismatch, kUsage.
+  void settle_accumulation();
+  [[nodiscard]] std::string describe_accumulation();
+  void read_accumulation(StatesRead& read, LoadReport& report, const LoadOptions& options, StateSources& sources);
+  void take_accumulation(const StatesRead& read);
   [[nodiscard]] std::vector<StatePiece> pieces_of(const ShardGroup& group) const;
   [[nodiscard]] Manifest describe_states() const;
   [[nodiscard]] std::string describe_all_params();
@@ -367,7 +377,7 @@ class Engine {
     std::string path;  ///< of the checkpoint
     std::string run;
   };
-  [[nodiscard]] RankFilePlan plan_rank_file(const SaveOptions& options, const CheckpointBase& base) const;
+  [[nodiscard]] RankFilePlan plan_rank_file(const SaveOptions& options, const CheckpointBase& base);
   /// On rank 0: the checkpoint in `folder` that a save may refer to, marked as such; none if there is none.
   [[nodiscard]] CheckpointBase base_in(const std::string& folder, const SaveOptions& options) const;
   void each_part(const RankFilePlan& plan, const std::function<void(std::span<const std::byte>)>& write);

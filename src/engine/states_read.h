@@ -1,0 +1,50 @@
+// What a load has read, before anything is changed.
+#pragma once
+
+#include "checkpoint/element_reader.h"
+#include "engine/state_pieces.h"
+
+#include <zeroth/engine/engine.h>
+#include <zeroth/optim/loss_scaler.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace zeroth {
+
+/// The files of a checkpoint, and of the one that it refers to, by what they have.
+struct Engine::StateSources {
+  std::vector<detail::KnownFile> files{};
+  std::map<std::string, std::vector<detail::Source>> by_key{};
+};
+
+struct Engine::StatesRead {
+  std::vector<StatePiece> pieces{};
+  std::vector<std::unique_ptr<std::byte[]>> values{};  ///< one a piece
+  std::vector<GroupHyper> groups{};
+  std::optional<LossScaler::State> scaler{};
+  std::vector<std::int64_t> updates{};  ///< one a parameter; -1: not there
+
+  // Of a step that was under way.
+  struct Sums {
+    std::size_t group = 0;
+    int flat = 0;
+    std::vector<std::byte> values{};  ///< of ModelMemory::micro_step_part()
+  };
+  struct Gradient {
+    std::size_t group = 0;
+    int param = 0;
+    std::vector<std::byte> values{};
+  };
+  int micro_step = 0;
+  std::vector<bool> has_grad{};  ///< one a parameter
+  std::vector<Sums> sums{};
+  std::vector<Gradient> gradients{};  ///< of this rank
+};
+
+}  // namespace zeroth
