@@ -1,4 +1,5 @@
 #include "checkpoint/files.h"
+#include "checkpoint/json_values.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/text.h>
@@ -10,12 +11,16 @@
 #include <cctype>
 #include <charconv>
 #include <limits>
+#include <set>
 #include <string_view>
 
 namespace zeroth {
 namespace {
 
 using Json = nlohmann::ordered_json;
+using detail::require;
+using detail::small_number;
+using detail::whole_number;
 
 constexpr std::string_view kDigestMember = ",\n\"digest\": \"";
 constexpr std::string_view kEnd = "\"}\n";
@@ -57,13 +62,8 @@ Json to_json(const CheckpointFile& file) {
   return {{"name", file.name}, {"bytes", file.bytes}, {"chunks", std::move(chunks)}};
 }
 
-/// What `check` throws becomes an error of the manifest.
-void require(bool holds, const std::string& what) {
-  if (!holds) throw std::invalid_argument(what);
-}
-
 std::vector<std::int64_t> shape_of(const Json& json) {
-  auto shape = json.get<std::vector<std::int64_t>>();
+  std::vector<std::int64_t> shape = detail::whole_numbers(json);
   require(shape.size() <= kMostDimensions, "a tensor has too many dimensions");
   std::int64_t elements = 1;
   for (const std::int64_t extent : shape) {
@@ -83,15 +83,15 @@ CheckpointParam param_of(const Json& json) {
                         .shape = shape_of(json.at("shape")),
                         .dtype = json.at("dtype"),
                         .trainable = json.at("trainable"),
-                        .group = json.at("group"),
-                        .updates = json.at("updates"),
+                        .group = small_number(json.at("group")),
+                        .updates = whole_number(json.at("updates")),
                         .aliases = json.at("aliases")};
   for (const Json& state : json.at("states")) param.states.push_back(state_of(state));
   return param;
 }
 
 CheckpointFile file_of(const Json& json) {
-  CheckpointFile file{.name = json.at("name"), .bytes = json.at("bytes")};
+  CheckpointFile file{.name = json.at("name"), .bytes = detail::count_of(json.at("bytes"))};
   require(!file.name.empty() && file.name.find('/') == std::string::npos && file.name != "." && file.name != ".." &&
               file.name.find('\0') == std::string::npos,
           "a file has a name that leads elsewhere");
@@ -112,14 +112,20 @@ CheckpointBase base_of(const Json& json) {
   return base;
 }
 
+template <class Named>
+void require_different(const std::vector<Named>& all, const char* what) {
+  std::set<std::string_view> names;
+  for (const Named& one : all) require(names.insert(one.name).second, what);
+}
+
 Manifest parse(std::string_view text) {
   const Json json = Json::parse(text);
-  Manifest manifest{.format = json.at("format")};
+  Manifest manifest{.format = small_number(json.at("format"))};
   if (manifest.format != kCheckpointFormat) return manifest;
   manifest.version = json.at("version");
   manifest.run = json.at("run");
-  manifest.step = json.at("step");
-  manifest.world = json.at("world");
+  manifest.step = whole_number(json.at("step"));
+  manifest.world = small_number(json.at("world"));
   manifest.plan = json.at("plan");
   manifest.optimizer = json.at("optimizer");
   manifest.configuration = json.at("configuration");
@@ -137,6 +143,9 @@ Manifest parse(std::string_view text) {
   for (const Json& extra : json.at("extras")) manifest.extras.push_back(state_of(extra));
   for (const Json& file : json.at("files")) manifest.files.push_back(file_of(file));
   require(manifest.files.size() == static_cast<std::size_t>(manifest.world), "there is not one file a rank");
+  require_different(manifest.params, "two parameters have one name");
+  require_different(manifest.extras, "two tensors have one name");
+  require_different(manifest.files, "two files have one name");
   require(manifest.user_of_rank.size() == manifest.files.size(), "there is not one entry of the user's a rank");
   return manifest;
 }

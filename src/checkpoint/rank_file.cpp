@@ -1,5 +1,7 @@
 #include "checkpoint/rank_file.h"
 
+#include "checkpoint/json_values.h"
+
 #include <zeroth/base/error.h>
 
 #include <nlohmann/json.hpp>
@@ -28,17 +30,13 @@ Json to_json(const BoxRange& range) {
 }
 
 BoxRange range_of(const Json& json) {
-  BoxRange range{.logical = json.at("logical").get<std::vector<std::int64_t>>()};
-  range.shape = json.contains("shape") ? json.at("shape").get<std::vector<std::int64_t>>() : range.logical;
-  range.offset = json.contains("offset") ? json.at("offset").get<std::vector<std::int64_t>>()
-                                         : std::vector<std::int64_t>(range.logical.size(), 0);
-  range.begin = json.at("range").at(0);
-  range.end = json.at("range").at(1);
+  BoxRange range{.logical = whole_numbers(json.at("logical"))};
+  range.shape = json.contains("shape") ? whole_numbers(json.at("shape")) : range.logical;
+  range.offset =
+      json.contains("offset") ? whole_numbers(json.at("offset")) : std::vector<std::int64_t>(range.logical.size(), 0);
+  range.begin = whole_number(json.at("range").at(0));
+  range.end = whole_number(json.at("range").at(1));
   return range;
-}
-
-void require(bool holds, const std::string& what) {
-  if (!holds) throw std::invalid_argument(what);
 }
 
 std::vector<RankEntry> parse(const std::string& text, std::uint64_t data, std::uint64_t bytes) {
@@ -49,8 +47,8 @@ std::vector<RankEntry> parse(const std::string& text, std::uint64_t data, std::u
   for (const auto& [key, about] : json.items()) {
     if (key == kMetadata) continue;
     RankEntry entry{.key = key, .dtype = about.at("dtype"), .range = range_of(ranges.at(key))};
-    const std::uint64_t begin = about.at("data_offsets").at(0);
-    const std::uint64_t end = about.at("data_offsets").at(1);
+    const std::uint64_t begin = count_of(about.at("data_offsets").at(0));
+    const std::uint64_t end = count_of(about.at("data_offsets").at(1));
     const std::uint64_t element = bytes_of_dtype(entry.dtype);
     require(element > 0, key + ": an unknown dtype " + entry.dtype);
     require(entry.range.is_valid(), key + ": a range that is none of its tensor");
