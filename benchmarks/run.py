@@ -47,6 +47,7 @@ class Run:
 LAUNCH = "{launcher} -n"
 STEP = "{build}/benchmarks/step_bench"
 QUICK_STEP = "--size 3m --cycles 2 --steps-per-block 1"
+SAVE = "{python} {root}/benchmarks/checkpoint/save_bench.py --build {build} --python {python}"
 PEERS = "{python} {root}/benchmarks/peers/peers.py --build {build} --python {python} --cells"
 
 RUNS = [
@@ -109,6 +110,20 @@ RUNS = [
         command="{python} {root}/benchmarks/memory/memory_table.py --build {build}",
         quick="--steps 2 --ranks 2",
         minutes=1.5,
+    ),
+    *(
+        Run(
+            name=f"checkpoint-{size}-{ranks}-rank{'s' if ranks > 1 else ''}",
+            command=f"{SAVE} --ranks {ranks} --size {size} {more}",
+            quick="--rounds 2 --steps 0",
+            minutes=minutes,
+        )
+        for size, ranks, more, minutes in (
+            (382, 1, "--steps 3", 3),
+            (382, 2, "--steps 3 --batch 256", 3),
+            (2016, 1, "--rounds 5", 4),
+            (2016, 2, "--rounds 5", 4),
+        )
     ),
     *(
         Run(name=cell.name, command=f"{PEERS} {cell.name}", quick="--quick", minutes=cell.minutes, on_demand=True)

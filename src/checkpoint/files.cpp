@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::size_t kDirectAlignment = 4096;  // of memory and file: a multiple of what any disk asks for
 constexpr std::uint64_t kDirectFrom = kChunkBytes;
-constexpr std::size_t kBlockBytes = 8 * kChunkBytes;
+constexpr std::size_t kBlockBytes = 4 * kChunkBytes;
 constexpr std::size_t kLongestWrite = std::size_t{1} << 30U;
 
 /// Of a file of this size: whole chunks, and whole blocks of a disk.
@@ -212,6 +212,9 @@ void KnownFile::load(std::size_t chunk, std::span<std::byte> into) {
 void KnownFile::read(std::uint64_t offset, std::span<std::byte> into) {
   ZR_CHECK(offset <= file_.bytes && into.size() <= file_.bytes - offset, ErrorCode::kCheckpoint,
            "a tensor lies beyond the end of its file", {.where = "checkpoint", .which = path_});
+  // The disk begins with all of it, while the first chunks are compared.
+  if (into.size() > kChunkBytes)
+    (void)::posix_fadvise(fd_, static_cast<off_t>(offset), static_cast<off_t>(into.size()), POSIX_FADV_WILLNEED);
   while (!into.empty()) {
     const auto chunk = static_cast<std::size_t>(offset / kChunkBytes);
     const auto at = static_cast<std::size_t>(offset % kChunkBytes);

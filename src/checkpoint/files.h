@@ -31,7 +31,7 @@ using AlignedBytes = std::unique_ptr<std::byte[], FreeBytes>;
 /// A new file. All calls block and throw kIo.
 ///
 /// [Note: Direct writes] Files of at least a MiB are written around the page cache (O_DIRECT) where the file system
-/// takes that, in blocks of 8 MiB by a thread of their own, while the next block is filled and its digests are made.
+/// takes that, in blocks of 4 MiB by a thread of their own, while the next block is filled and its digests are made.
 /// The end, which is no whole block of the disk, goes through the cache. Two blocks of memory, whatever the size.
 class NewFile {
  public:

@@ -18,9 +18,9 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
-#include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <utility>
 
 namespace zeroth {
@@ -30,6 +30,8 @@ using Json = nlohmann::ordered_json;
 using detail::KnownFile;
 using detail::RankEntry;
 using detail::Source;
+
+constexpr std::size_t kValuesAlignment = 64;
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {
   std::vector<std::string> extents;
@@ -195,6 +197,14 @@ Engine::StatesRead Engine::read_states(LoadReport& report, const LoadOptions& op
   }
 
   StatesRead read;
+  std::size_t most = 0;
+  for (const auto& group : groups_) {
+    for (const StatePiece& piece : pieces_of(*group))
+      most += align_up(array_bytes(piece.has.size(), piece.dtype), kValuesAlignment);
+  }
+  // The copy of an earlier save is as large; no save is in flight.
+  if (checkpoint_copy_.capacity() < most) read.memory = Arena::create(ArenaKind::kPrivate, most, "checkpoint");
+  std::span<std::byte> memory(read.memory.capacity() > 0 ? read.memory.data() : checkpoint_copy_.data(), most);
   std::vector<std::string> other_shapes;
   for (const auto& group : groups_) {
     for (StatePiece& piece : pieces_of(*group)) {
@@ -214,12 +224,13 @@ Engine::StatesRead Engine::read_states(LoadReport& report, const LoadOptions& op
         continue;
       }
       const std::size_t bytes = array_bytes(piece.has.size(), piece.dtype);
-      auto values = std::make_unique_for_overwrite<std::byte[]>(bytes);
-      if (!read_elements(piece.has, size_of(piece.dtype), found->second, files, {values.get(), bytes})) {
+      const std::span<std::byte> values = memory.subspan(0, bytes);
+      memory = memory.subspan(align_up(bytes, kValuesAlignment));
+      if (!read_elements(piece.has, size_of(piece.dtype), found->second, files, values)) {
         throw Error(ErrorCode::kCheckpoint, "a checkpoint lacks elements of a state",
                     {.where = "engine.load", .which = report.path + ", " + key});
       }
-      read.values.push_back(std::move(values));
+      read.values.push_back(values);
       read.pieces.push_back(std::move(piece));
     }
   }
@@ -262,9 +273,7 @@ Engine::StatesRead Engine::read_states(LoadReport& report, const LoadOptions& op
 
 void Engine::take_states(const StatesRead& read, const Manifest& manifest) {
   for (std::size_t index = 0; index < read.pieces.size(); ++index) {
-    const StatePiece& piece = read.pieces[index];
-    store(piece, {read.values[index].get(), array_bytes(piece.has.size(), piece.dtype)}, *kernels_,
-          resources_->gather_stream);
+    store(read.pieces[index], read.values[index], *kernels_, resources_->gather_stream);
   }
   settings_.groups = read.groups;
   if (read.scaler) scaler_.set_state(*read.scaler);

@@ -10,8 +10,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -25,7 +25,8 @@ struct Engine::StateSources {
 
 struct Engine::StatesRead {
   std::vector<StatePiece> pieces{};
-  std::vector<std::unique_ptr<std::byte[]>> values{};  ///< one a piece
+  std::vector<std::span<std::byte>> values{};  ///< one a piece
+  Arena memory{};                              ///< of the values, where the engine has none to lend
   std::vector<GroupHyper> groups{};
   std::optional<LossScaler::State> scaler{};
   std::vector<std::int64_t> updates{};  ///< one a parameter; -1: not there
