@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, get_cosine_schedule_with_warmup
 
+import zeroth.ckpt
+
 TRAIN = pathlib.Path(__file__).resolve().parents[2] / "examples/hf_gpt2/train.py"
 PLAIN_STEPS = 9
 """below ten the example has no warmup: then its curve is that of get_cosine_schedule_with_warmup"""
@@ -53,6 +55,13 @@ def stages(text: str) -> None:
     with torch.no_grad():
         expected = model(input_ids=ids).logits
         said = model.generate(ids[:, :8], max_new_tokens=4, do_sample=False, pad_token_id=0)
+    engine.save(f"{text}/saved")
+    if rank == 0:
+        zeroth.ckpt.convert(f"{text}/saved", f"{text}/converted", to="hf", max_shard_bytes=100_000)
+        model.config.save_pretrained(f"{text}/converted")
+        converted: Any = GPT2LMHeadModel.from_pretrained(f"{text}/converted")
+        with torch.no_grad():
+            assert torch.equal(converted.eval()(input_ids=ids).logits, expected)
     engine.close()
     assert model.lm_head.weight is model.transformer.wte.weight
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
