@@ -71,6 +71,8 @@ void bind_manifest(py::module_& module) {
       .def_readwrite("groups", &Manifest::groups)
       .def_readwrite("params", &Manifest::params)
       .def_readwrite("extras", &Manifest::extras)
+      .def_property_readonly("base", [](const Manifest& manifest) { return manifest.base.name; })
+      .def_readwrite("loss_scaler", &Manifest::loss_scaler)
       .def_readwrite("user", &Manifest::user)
       .def_readwrite("user_of_rank", &Manifest::user_of_rank)
       .def_readonly("files", &Manifest::files);

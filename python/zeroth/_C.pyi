@@ -171,6 +171,14 @@ class Manifest:
     @extras.setter
     def extras(self, value: Sequence[CheckpointState]) -> None: ...
     @property
+    def base(self) -> str:
+        """folder beside it that has the weights which never train; "" if they are here"""
+    @property
+    def loss_scaler(self) -> str:
+        """JSON, or "" """
+    @loss_scaler.setter
+    def loss_scaler(self, value: str) -> None: ...
+    @property
     def user(self) -> str:
         """JSON"""
     @user.setter

@@ -208,6 +208,32 @@ Manifest read_manifest(const std::string& checkpoint) {
   return manifest_of(detail::read_small_file(path, kMostManifestBytes), path);
 }
 
+std::string base_path(const std::string& checkpoint, const Manifest& manifest) {
+  const fs::path path = fs::absolute(checkpoint).lexically_normal();
+  const bool slash = path.filename().empty();  // "runs/a/step-00000010/"
+  return ((slash ? path.parent_path() : path).parent_path() / manifest.base.name).string();
+}
+
+std::pair<std::string, Manifest> base_of(const std::string& checkpoint, const Manifest& manifest) {
+  const std::string path = base_path(checkpoint, manifest);
+  std::error_code error;
+  ZR_CHECK(fs::exists(fs::path(path) / kManifestFile, error), ErrorCode::kCheckpoint,
+           "a checkpoint refers to another one for its frozen weights, which is not there",
+           {.where = "checkpoint",
+            .which = checkpoint,
+            .expected = path,
+            .hint = "keep a checkpoint beside the one that it refers to, or save with frozen = copy"});
+  Manifest base = read_manifest(path);
+  ZR_CHECK(base.run == manifest.base.run, ErrorCode::kCheckpoint,
+           "the checkpoint that should have the frozen weights is another one",
+           {.where = "checkpoint",
+            .which = path,
+            .expected = "the save " + manifest.base.run,
+            .got = base.run,
+            .hint = "keep a checkpoint beside the one that it refers to, or save with frozen = copy"});
+  return {path, std::move(base)};
+}
+
 void mark_as_base(const std::string& checkpoint) {
   const std::string path = (fs::path(checkpoint) / kBaseMark).string();
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);

@@ -8,6 +8,7 @@
 #include <array>
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 
 namespace zeroth {
@@ -18,6 +19,31 @@ using detail::RankEntry;
 using detail::Source;
 
 using Sources = std::map<std::string, std::vector<Source>>;
+
+/// Files of a checkpoint, or of its base.
+struct Part {
+  std::string folder{};
+  std::vector<CheckpointFile> files{};
+  std::string label{};  ///< before the names of the files: "step-00000010/" of a base
+  bool is_base = false;
+};
+
+std::vector<Part> parts_of(const std::string& checkpoint, const Manifest& manifest) {
+  std::vector<Part> parts{{.folder = checkpoint, .files = manifest.files}};
+  if (manifest.base.name.empty()) return parts;
+  auto [path, base] = base_of(checkpoint, manifest);
+  parts.push_back({.folder = path, .files = std::move(base.files), .label = manifest.base.name + "/", .is_base = true});
+  return parts;
+}
+
+/// Keys of the weights that a base has for a checkpoint.
+std::set<std::string> keys_of_base(const Manifest& manifest) {
+  std::set<std::string> keys;
+  for (const CheckpointParam& param : manifest.params) {
+    if (!param.trainable) keys.insert(detail::state_key(param.name, "weight"));
+  }
+  return keys;
+}
 
 using Expected = std::map<std::string, CheckpointState>;
 
@@ -60,6 +86,28 @@ std::vector<Damage> damage_of(KnownFile& file) {
   return damage;
 }
 
+/// What a file has, as far as that can be told, and what is wrong with it.
+std::pair<std::vector<RankEntry>, std::vector<Damage>> examine(const Part& part, const CheckpointFile& about) {
+  std::vector<RankEntry> entries;
+  std::vector<Damage> damage;
+  try {
+    KnownFile file(part.folder, about);
+    damage = damage_of(file);
+    if (!damage.empty()) file.trust();  // a header of damaged bytes may still name what is hit
+    try {
+      entries = detail::read_header(file);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kCheckpoint) throw;
+      if (damage.empty()) damage.push_back({.end = about.bytes, .what = what_of(error)});
+    }
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kCheckpoint && error.code() != ErrorCode::kIo) throw;
+    damage.push_back({.end = about.bytes, .what = what_of(error)});
+  }
+  for (Damage& one : damage) one.file = part.label + about.name;
+  return {std::move(entries), std::move(damage)};
+}
+
 /// Elements that are not there once, of a state whose files are whole.
 std::optional<Damage> damage_of(const std::string& key, const CheckpointState& about,
                                 const std::vector<Source>& sources) {
@@ -99,24 +147,32 @@ struct CheckpointReader::State {
 CheckpointReader::CheckpointReader(const std::string& checkpoint) : state_(std::make_unique<State>()) {
   state_->path = checkpoint;
   state_->manifest = read_manifest(checkpoint);
-  for (std::size_t index = 0; index < state_->manifest.files.size(); ++index) {
-    const CheckpointFile& file = state_->manifest.files[index];
-    state_->files.emplace_back(checkpoint, file);
-    for (RankEntry& entry : detail::read_header(state_->files.back())) {
-      state_->ranges.push_back({.key = entry.key,
-                                .dtype = entry.dtype,
-                                .range = entry.range,
-                                .file = file.name,
-                                .begin = entry.begin,
-                                .bytes = entry.bytes});
-      std::vector<Source>& sources = state_->sources[entry.key];
-      const bool alike = sources.empty() || (sources.front().entry.range.logical == entry.range.logical &&
-                                             sources.front().entry.dtype == entry.dtype);
-      ZR_CHECK(alike, ErrorCode::kCheckpoint, "files of a checkpoint say different things of one state",
-               {.where = "checkpoint", .which = checkpoint + ", " + entry.key});
-      sources.push_back({.file = index, .entry = std::move(entry)});
+  const std::set<std::string> of_base = keys_of_base(state_->manifest);
+  for (const Part& part : parts_of(checkpoint, state_->manifest)) {
+    for (const CheckpointFile& file : part.files) {
+      const std::size_t index = state_->files.size();
+      state_->files.emplace_back(part.folder, file);
+      for (RankEntry& entry : detail::read_header(state_->files.back())) {
+        if (part.is_base && !of_base.contains(entry.key)) continue;
+        add(index, part.label + file.name, std::move(entry));
+      }
     }
   }
+}
+
+void CheckpointReader::add(std::size_t index, const std::string& file, detail::RankEntry entry) {
+  state_->ranges.push_back({.key = entry.key,
+                            .dtype = entry.dtype,
+                            .range = entry.range,
+                            .file = file,
+                            .begin = entry.begin,
+                            .bytes = entry.bytes});
+  std::vector<Source>& sources = state_->sources[entry.key];
+  const bool alike = sources.empty() || (sources.front().entry.range.logical == entry.range.logical &&
+                                         sources.front().entry.dtype == entry.dtype);
+  ZR_CHECK(alike, ErrorCode::kCheckpoint, "files of a checkpoint say different things of one state",
+           {.where = "checkpoint", .which = state_->path + ", " + entry.key});
+  sources.push_back({.file = index, .entry = std::move(entry)});
 }
 
 CheckpointReader::CheckpointReader(CheckpointReader&&) noexcept = default;
@@ -158,32 +214,29 @@ void CheckpointReader::read(const std::string& key, std::int64_t begin, std::int
 std::vector<Damage> find_damage(const std::string& checkpoint) {
   const Manifest manifest = read_manifest(checkpoint);
   std::vector<Damage> all;
+  std::vector<Part> parts{{.folder = checkpoint, .files = manifest.files}};
+  try {
+    parts = parts_of(checkpoint, manifest);
+  } catch (const Error& error) {  // the base is gone, or torn
+    if (error.code() != ErrorCode::kCheckpoint && error.code() != ErrorCode::kIo) throw;
+    all.push_back({.file = manifest.base.name, .what = error.message()});
+  }
+  const std::set<std::string> of_base = keys_of_base(manifest);
   Sources sources;
-  for (std::size_t index = 0; index < manifest.files.size(); ++index) {
-    const CheckpointFile& about = manifest.files[index];
-    std::vector<Damage> damage;
-    std::vector<RankEntry> entries;
-    try {
-      KnownFile file(checkpoint, about);
-      damage = damage_of(file);
-      if (!damage.empty()) file.trust();  // a header of damaged bytes may still name what is hit
-      try {
-        entries = detail::read_header(file);
-      } catch (const Error& error) {
-        if (error.code() != ErrorCode::kCheckpoint) throw;
-        if (damage.empty()) damage.push_back({.file = about.name, .end = about.bytes, .what = what_of(error)});
+  std::size_t index = 0;
+  for (const Part& part : parts) {
+    for (const CheckpointFile& about : part.files) {
+      auto [entries, damage] = examine(part, about);
+      if (part.is_base) std::erase_if(entries, [&](const RankEntry& entry) { return !of_base.contains(entry.key); });
+      for (Damage& one : damage) {
+        for (const RankEntry& entry : entries) {
+          if (entry.begin < one.end && one.begin < entry.begin + entry.bytes) one.keys.push_back(entry.key);
+        }
       }
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::kCheckpoint && error.code() != ErrorCode::kIo) throw;
-      damage.push_back({.file = about.name, .end = about.bytes, .what = what_of(error)});
+      for (RankEntry& entry : entries) sources[entry.key].push_back({.file = index, .entry = std::move(entry)});
+      std::ranges::move(damage, std::back_inserter(all));
+      ++index;
     }
-    for (Damage& one : damage) {
-      for (const RankEntry& entry : entries) {
-        if (entry.begin < one.end && one.begin < entry.begin + entry.bytes) one.keys.push_back(entry.key);
-      }
-    }
-    for (RankEntry& entry : entries) sources[entry.key].push_back({.file = index, .entry = std::move(entry)});
-    std::ranges::move(damage, std::back_inserter(all));
   }
   // What a file without a good header has had cannot be told from what was never there.
   for (const auto& [key, about] : expected_of(manifest, sources)) {

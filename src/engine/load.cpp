@@ -47,32 +47,6 @@ std::string few(const std::vector<std::string>& names) {
   return join(first, ", ") + (names.size() > kMost ? " and " + std::to_string(names.size() - kMost) + " more" : "");
 }
 
-std::string base_path(const std::string& checkpoint, const Manifest& manifest) {
-  const std::filesystem::path path = std::filesystem::absolute(checkpoint).lexically_normal();
-  const bool slash = path.filename().empty();  // "runs/a/step-00000010/"
-  return ((slash ? path.parent_path() : path).parent_path() / manifest.base.name).string();
-}
-
-std::pair<std::string, Manifest> base_of(const std::string& checkpoint, const Manifest& manifest) {
-  const std::string path = base_path(checkpoint, manifest);
-  std::error_code error;
-  ZR_CHECK(std::filesystem::exists(std::filesystem::path(path) / kManifestFile, error), ErrorCode::kCheckpoint,
-           "a checkpoint refers to another one for its frozen weights, which is not there",
-           {.where = "engine.load",
-            .which = checkpoint,
-            .expected = path,
-            .hint = "keep a checkpoint beside the one that it refers to, or save with frozen = copy"});
-  Manifest base = read_manifest(path);
-  ZR_CHECK(base.run == manifest.base.run, ErrorCode::kCheckpoint,
-           "the checkpoint that should have the frozen weights is another one",
-           {.where = "engine.load",
-            .which = path,
-            .expected = "the save " + manifest.base.run,
-            .got = base.run,
-            .hint = "keep a checkpoint beside the one that it refers to, or save with frozen = copy"});
-  return {path, std::move(base)};
-}
-
 }  // namespace
 
 LoadReport Engine::load(const std::string& path, const LoadOptions& options) {

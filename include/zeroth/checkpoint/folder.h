@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace zeroth {
@@ -32,6 +33,13 @@ struct CheckpointEntry {
 
 /// The manifest of a checkpoint. Throws kIo, kCheckpoint.
 [[nodiscard]] Manifest read_manifest(const std::string& checkpoint);
+
+/// Path of the checkpoint that has the frozen weights of the one at `checkpoint` (whose manifest.base is not empty). It
+/// has not been looked for.
+[[nodiscard]] std::string base_path(const std::string& checkpoint, const Manifest& manifest);
+
+/// The same, with its manifest. Throws kCheckpoint if it is not there, or is another save; kIo.
+[[nodiscard]] std::pair<std::string, Manifest> base_of(const std::string& checkpoint, const Manifest& manifest);
 
 /// Notes in a checkpoint that others are going to refer to it (Manifest::base): retention looks for them before it
 /// removes it. Throws kIo.

@@ -13,12 +13,16 @@
 
 namespace zeroth {
 
+namespace detail {
+struct RankEntry;
+}  // namespace detail
+
 /// Where a part of a state lies.
 struct StoredRange {
   std::string key{};    ///< "blocks.0.weight/exp_avg"; "extra/running_mean" of a tensor of the caller
   std::string dtype{};  ///< of the format safetensors
   BoxRange range{};
-  std::string file{};       ///< its name
+  std::string file{};  ///< its name; with the folder's before it if it is the base's: "step-00000010/rank-00000..."
   std::uint64_t begin = 0;  ///< bytes in the file
   std::uint64_t bytes = 0;
 };
@@ -32,6 +36,7 @@ struct Damage {
   std::string what{};
 };
 
+/// Frozen weights that another checkpoint of the folder has (Manifest::base) are read from there, as if they were here.
 /// Files stay open while it lives. For one thread at a time. All calls block, and throw kIo, and kCheckpoint where a
 /// file is torn or its bytes are not those that were written.
 class CheckpointReader {
@@ -52,12 +57,14 @@ class CheckpointReader {
 
  private:
   struct State;
+  /// A range in the file of this number, which has this name.
+  void add(std::size_t index, const std::string& file, detail::RankEntry entry);
   std::unique_ptr<State> state_;
 };
 
 /// Everything that is wrong with a checkpoint whose manifest is whole: every MiB of every file compared with its
-/// digest, and every element of every state and tensor of the manifest is there once. Empty: nothing. Throws what
-/// read_manifest() throws, and kIo where a file is there and cannot be read.
+/// digest, and every element of every state and tensor of the manifest is there once. A file that cannot be read is
+/// damage, too. Empty: nothing. Throws what read_manifest() throws.
 [[nodiscard]] std::vector<Damage> find_damage(const std::string& checkpoint);
 
 }  // namespace zeroth
