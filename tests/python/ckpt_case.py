@@ -54,6 +54,7 @@ def example(seed: int = 0, step: int = 3) -> zeroth.ckpt.Contents:
         groups=[{"lr": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.01}],
         optimizer="AdamW",
         step=step,
+        loss_scaler={"scale": 2.0**15, "steps": 9, "last_overflow": 4, "hysteresis": 1},
         user={"client": {"epoch": 2, "names": ["a", "b"]}},
     )
 

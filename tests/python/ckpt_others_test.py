@@ -63,6 +63,20 @@ class Conversions(Case):
         left = {one.what.partition("/")[2].partition(":")[0] for one in zeroth.ckpt.diff(path, self.folder / "hf-back")}
         self.assertEqual(left, {"exp_avg", "exp_avg_sq", ""}, "weights and buffers are equal")
 
+    def test_an_average_is_written_as_the_weights(self) -> None:
+        wrote = example()
+        wrote.param("block.weight").states["average"] = zeroth.ckpt.of_tensor(torch.full((6, 5), 0.5))
+        path = zeroth.ckpt.write(wrote, self.folder)
+        arguments = ["convert", path, self.folder / "hf", "--to", "hf"]
+        self.assertIn("expected: average", self.ckpt(*arguments, "--state", "ema", code=64)[1])
+        self.ckpt(*arguments, "--state", "average")
+        loaded = load_file(self.folder / "hf/model.safetensors")
+        self.equal({"b": loaded["block.weight"]}, {"b": torch.full((6, 5), 0.5, dtype=torch.bfloat16)})
+        self.equal({"e": loaded["embed.weight"]}, {"e": wrote.param("embed.weight").states["weight"].read()})
+        self.assertIn("not taken: the state average", self.ckpt("convert", path, self.folder / "x.pt")[0])
+        back = zeroth.ckpt.open(zeroth.ckpt.convert(path, self.folder / "again", to="zeroth"))
+        self.assertIn("average", back.states("block.weight"))
+
     def test_bfloat16_is_rounded_as_engines_do(self) -> None:
         ties = torch.tensor([0x3F808000, 0x3F818000, -0x407F8000 + 0x8000], dtype=torch.int32).view(torch.float32)
         found = computed(ties, torch.bfloat16)
@@ -214,6 +228,8 @@ class OfOthers(Case):
             self.assertEqual(weights.keys(), {*truth, "scale"})
             for key, tensor in truth.items():
                 self.assertTrue(torch.equal(weights[key].float(), tensor.float()), f"{name}, {key}")
+            scaler = {"scale": 16.0, "steps": 3, "last_overflow": -1, "hysteresis": 2} if "fp16" in name else {}
+            self.assertEqual(found.loss_scaler, scaler)
             embed, bias, scale = (found.param(one) for one in ("embed.weight", "norm.bias", "scale"))
             self.assertEqual((embed.aliases, embed.updates), (["head.weight"], 3))
             self.assertFalse(scale.trainable)

@@ -204,6 +204,41 @@ class Pruning(Case):
         self.ckpt("prune", self.folder, code=64)
 
 
+class OfAnEngine(Case):
+    def test_weights_that_never_train_are_read_from_the_checkpoint_that_has_them(self) -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4).requires_grad_(False), torch.nn.Linear(4, 2))
+        base = model[0].weight.detach().clone()
+        model[1].register_parameter("none", torch.nn.Parameter(torch.empty(0, 2)))
+        groups = [{"params": list(model[1].parameters())}]
+        engine = zeroth.Engine(model, {"zero_optimization": {"stage": 3}}, params=groups, log_level="off")
+        for _ in range(3):
+            engine.backward(engine(torch.ones(2, 3)).sum())
+            engine.step()
+            path = engine.save(self.folder, frozen="once")
+        engine.close()
+        found = zeroth.ckpt.open(path)
+        self.assertEqual(found.manifest.base, "step-00000001")
+        self.equal({"0.weight": found.tensor("0.weight")}, {"0.weight": base})
+        self.equal({"none": found.tensor("1.none")}, {"none": torch.empty(0, 2)})
+        self.assertEqual(zeroth.ckpt.verify(path), [])
+        self.assertIn("weights that never train are in step-00000001", self.ckpt("ls", path)[0])
+        alone = zeroth.ckpt.convert(path, self.folder / "alone", to="zeroth")
+        self.assertEqual(zeroth.ckpt.diff(path, alone), [])
+        self.assertEqual(zeroth.ckpt.open(alone).manifest.base, "")
+        # Retention keeps it; without it the others are not whole.
+        removed = zeroth.ckpt.prune(self.folder, keep_last=1)
+        self.assertEqual([pathlib.Path(one).name for one in removed], ["step-00000002"])
+        file = self.folder / "step-00000001/rank-00000.safetensors"
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+        self.assertIn("step-00000001/rank-00000.safetensors, bytes 0", self.ckpt("verify", path, code=65)[0])
+        (self.folder / "step-00000001").rename(self.folder / "moved")
+        self.assertIn("refers to another one", self.ckpt("verify", path, code=65)[0])
+        self.assertIn("is missing", self.json_of("ls", self.folder)["checkpoints"][0]["why"])
+        self.refused("CHECKPOINT", "refers to another one", lambda: zeroth.ckpt.open(path))
+
+
 class Command(Case):
     def test_the_program_and_the_module_are_the_same_command(self) -> None:
         zeroth.ckpt.write(example(), self.folder)

@@ -97,6 +97,17 @@ class WheelTest(unittest.TestCase):
             )
             self.assertEqual(examined.returncode, 0, examined.stdout + examined.stderr)
             self.assertIn("all well", examined.stdout)
+            helped = subprocess.run(
+                [target / "bin/zeroth", "ckpt", "--help"],
+                cwd=folder,
+                env={**environment, "ZEROTH_PYTHON": sys.executable},
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+            self.assertEqual(helped.returncode, 0, helped.stdout + helped.stderr)
+            self.assertIn("average", helped.stdout)
             for rank in (0, 1):
                 self.assertIn(f"[{rank}] rank {rank} of 2 {target}/zeroth/__init__.py", done.stdout)
 

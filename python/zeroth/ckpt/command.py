@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from zeroth import _C
 from zeroth.ckpt import tables
 from zeroth.ckpt.average import average
+from zeroth.ckpt.contents import WEIGHT
 from zeroth.ckpt.convert import SOURCES, TARGETS, convert, read
 from zeroth.ckpt.diff import diff
 from zeroth.ckpt.dtypes import parse_dtype
@@ -67,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=("computed", "master"),
         help="as the model computes, or float32 masters (computed for hf, else master)",
     )
+    turn.add_argument("--state", default=WEIGHT, metavar="NAME", help="whose values are the weights, say average")
     turn.add_argument("--weights-only", action="store_true", help="without states of the optimizer")
     turn.add_argument("--max-shard-size", default="5GB", metavar="SIZE", help="of a file of hf: 500MB, 2GiB (5GB)")
     turn.add_argument(
@@ -190,6 +192,7 @@ def _convert(options: argparse.Namespace) -> int:
         to=to,
         weights=options.weights,
         dtype=parse_dtype(options.dtype) if options.dtype else None,
+        state=options.state,
         optimizer=not options.weights_only,
         max_shard_bytes=_size_of(options.max_shard_size),
         step=options.step,

@@ -94,6 +94,8 @@ class Contents:
     """committed updates"""
     user: dict[str, Any] = dataclasses.field(default_factory=dict)
     """what Engine.save() took: client_state under "client" """
+    loss_scaler: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """of fp16: scale, steps, last_overflow, hysteresis; empty if there is none"""
     left_out: list[str] = dataclasses.field(default_factory=list)
     """what the source has and this does not, in words"""
     manifest: _C.Manifest | None = None
@@ -117,6 +119,23 @@ class Contents:
             param.states = {WEIGHT: param.states[WEIGHT]}
             param.updates = 0
         self.optimizer = ""
+        self.loss_scaler = {}
+
+    def use_state(self, state: str) -> None:
+        """Values of this state become the weights: of an average. Parameters without it keep theirs. Raises Error USAGE
+        if none has it, or if it has another shape than its parameter."""
+        found = [param for param in self.params if state in param.states]
+        if not found:
+            known = sorted({name for param in self.params for name in param.states})
+            raise refused(
+                "no parameter has this state", code="USAGE", which=self.origin, expected=", ".join(known), got=state
+            )
+        for param in found:
+            if param.states[state].shape != param.shape:
+                raise refused("a state cannot be a weight", code="USAGE", which=f"{self.origin}, {param.name}/{state}")
+            param.states[WEIGHT] = param.states[state]
+            if state != WEIGHT:
+                del param.states[state]
 
     def rename(self, rules: Sequence[tuple[str, str]]) -> None:
         """Each rule is a regular expression and what takes the place of its first match. Raises Error USAGE for an

@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from zeroth.ckpt import optimizer_state
 from zeroth.ckpt.contents import WEIGHT, Contents
 from zeroth.ckpt.dcp import is_dcp, read_dcp
 from zeroth.ckpt.dcp_writer import write_dcp
@@ -81,6 +82,7 @@ def convert(
     to: Literal["zeroth", "hf", "torch", "dcp"],
     weights: Literal["computed", "master"] | None = None,
     dtype: torch.dtype | None = None,
+    state: str = WEIGHT,
     optimizer: bool = True,
     max_shard_bytes: int = _SHARD_BYTES,
     step: int | None = None,
@@ -89,13 +91,16 @@ def convert(
 
     `weights`: "computed", as the model computes with them, or "master", in float32 where there is one; None: computed
     for "hf", else master, so that nothing is lost. `dtype`: instead, all floating-point weights in this one; not for
-    "zeroth", which keeps masters. `optimizer`: its states too, where the form has them ("hf" has none).
-    `max_shard_bytes`: of a file of "hf". `step`: instead of the source's. Raises Error: USAGE if `target` is there
-    already (for "zeroth": that step in that folder), CHECKPOINT, IO; then nothing of it stays."""
+    "zeroth", which keeps masters. `state`: whose values are the weights, say "average" of zeroth.Average. `optimizer`:
+    its states too, where the form has them ("hf" has none). `max_shard_bytes`: of a file of "hf". `step`: instead of
+    the source's. Raises Error: USAGE if `target` is there already (for "zeroth": that step in that folder),
+    CHECKPOINT, IO; then nothing of it stays."""
     contents = source if isinstance(source, Contents) else read(source)
     target = os.fspath(target)
     if step is not None:
         contents.step = step
+    if state != WEIGHT:
+        contents.use_state(state)
     if to not in TARGETS:
         raise refused("there is no such form", code="USAGE", which="to", expected=", ".join(TARGETS), got=str(to))
     if to == "zeroth":
@@ -106,6 +111,7 @@ def convert(
         return write(contents, target)
     if not optimizer or to == "hf":
         contents.without_optimizer()
+    optimizer_state.note_others(contents)
     round_weights(contents, weights or ("computed" if to == "hf" else "master"), dtype)
     contents.require_unique()
     if to == "hf":

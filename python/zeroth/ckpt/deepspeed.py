@@ -17,10 +17,10 @@ import torch
 
 from zeroth.ckpt import hypers, optimizer_state
 from zeroth.ckpt.contents import WEIGHT, Contents, Hypers, Lazy, Param, of_tensor
-from zeroth.ckpt.inert_pickle import load_inert
+from zeroth.ckpt.inert_pickle import Inert, load_inert
 from zeroth.ckpt.refusals import io_error, refused
 
-__all__ = ["adam_w_of", "is_deepspeed", "model_files_of", "read_deepspeed", "read_model_states"]
+__all__ = ["adam_w_of", "is_deepspeed", "model_files_of", "read_deepspeed", "read_model_states", "scaler_of"]
 
 _OPTIMIZER_FILE = re.compile(r"^(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt$")
 _MODEL_FILE = re.compile(r"^(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt$")
@@ -203,6 +203,18 @@ def adam_w_of(config: Any) -> bool | None:
     return True if kind == "adamw" else None
 
 
+def scaler_of(optimizer: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a dynamic loss scaler of DeepSpeed, which the engine's follows step for step; empty for any other."""
+    scaler = optimizer.get("loss_scaler")
+    if not isinstance(scaler, Inert) or not optimizer.get("dynamic_loss_scale"):
+        return {}
+    names = {"scale": "cur_scale", "steps": "cur_iter", "last_overflow": "last_overflow_iter"}
+    state = {ours: scaler.get(theirs) for ours, theirs in {**names, "hysteresis": "cur_hysteresis"}.items()}
+    if not all(isinstance(value, int | float) for value in state.values()):
+        return {}
+    return {"scale": float(state.pop("scale")), **{name: int(value) for name, value in state.items()}}
+
+
 class _Zero:
     """Parameters out of the rows of all ranks."""
 
@@ -249,6 +261,7 @@ class _Zero:
             if place.group in group_of_row:
                 groups[group_of_row[place.group]][1].append(name)
         optimizer_state.adopt(self.contents, named)
+        self.contents.loss_scaler = scaler_of(self.optimizers[0])
         self._add_frozen(frozen)
 
     # --- where parameters lie ---

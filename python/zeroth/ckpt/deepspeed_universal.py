@@ -9,7 +9,7 @@ import torch
 
 from zeroth.ckpt import hypers, optimizer_state
 from zeroth.ckpt.contents import WEIGHT, Contents, Lazy, Param, of_tensor
-from zeroth.ckpt.deepspeed import adam_w_of, model_files_of, read_model_states
+from zeroth.ckpt.deepspeed import adam_w_of, model_files_of, read_model_states, scaler_of
 from zeroth.ckpt.inert_pickle import load_inert
 from zeroth.ckpt.refusals import io_error, refused
 
@@ -121,6 +121,8 @@ def _add_groups(
     config: Any,
 ) -> None:
     loaded = load_inert(path) if os.path.isfile(path) else {}
+    if isinstance(loaded, dict):
+        contents.loss_scaler = scaler_of(loaded)
     groups = loaded.get("param_groups") if isinstance(loaded, dict) else None
     if not isinstance(groups, list) or not groups:
         contents.left_out.append("hyper-parameters: there are no groups")

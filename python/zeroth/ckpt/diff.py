@@ -120,7 +120,12 @@ def _of_hypers(name: str, a: dict[str, Any], b: dict[str, Any]) -> Iterator[Diff
 
 
 def _of_the_rest(a: Contents, b: Contents) -> Iterator[Difference]:
-    for what, x, y in (("step", a.step, b.step), ("optimizer", a.optimizer, b.optimizer)):
+    facts = (
+        ("step", a.step, b.step),
+        ("optimizer", a.optimizer, b.optimizer),
+        ("loss scaler", a.loss_scaler, b.loss_scaler),
+    )
+    for what, x, y in facts:
         if x != y:
             yield Difference(what=what, kind="value", a=x, b=y)
     for key in [*a.user, *(key for key in b.user if key not in a.user)]:

@@ -30,6 +30,8 @@ class Entry:
     """of the parameters"""
     bytes: int
     """of all files"""
+    base: str
+    """folder beside it that has its weights which never train; "" if they are in its files"""
     date: str
     """when it was committed, ISO 8601 with the zone"""
 
@@ -62,9 +64,13 @@ def _entry(path: str, step: int) -> Entry:
             num_params=0,
             elements=0,
             bytes=0,
+            base="",
             date=_date(path),
         )
     why = ""
+    beside = os.path.join(os.path.dirname(os.path.abspath(path)), manifest.base)
+    if manifest.base and not is_checkpoint(beside):
+        why = f"{manifest.base}, which has its frozen weights, is missing"
     for file in manifest.files:
         there = os.path.join(path, file.name)
         size = os.path.getsize(there) if os.path.isfile(there) else -1
@@ -82,6 +88,7 @@ def _entry(path: str, step: int) -> Entry:
         num_params=len(manifest.params),
         elements=sum(_product(param.shape) for param in manifest.params),
         bytes=sum(file.bytes for file in manifest.files) + os.path.getsize(os.path.join(path, "manifest.json")),
+        base=manifest.base,
         date=_date(os.path.join(path, "manifest.json")),
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 from zeroth.ckpt.contents import Hypers
 from zeroth.ckpt.refusals import refused
 
-__all__ = ["from_json", "from_torch", "to_json", "to_torch"]
+__all__ = ["from_json", "from_torch", "scaler_from_json", "scaler_to_json", "to_json", "to_torch"]
 
 _DEFAULTS: Hypers = {
     "lr": 1e-3,
@@ -34,6 +34,23 @@ def to_json(hypers: Hypers) -> str:
     """To the bit."""
     full = {**_DEFAULTS, **hypers}
     return json.dumps({k: v if isinstance(v, bool) else float(v).hex() for k, v in full.items()})
+
+
+def scaler_from_json(text: str, which: str) -> dict[str, Any]:
+    """State of a loss scaler; empty for "". Raises Error CHECKPOINT."""
+    if not text:
+        return {}
+    try:
+        said = json.loads(text)
+        counts = {name: int(said[name]) for name in ("steps", "last_overflow", "hysteresis")}
+        return {"scale": float.fromhex(said["scale"]), **counts}
+    except (ValueError, TypeError, KeyError) as error:
+        raise refused("the loss scale of a checkpoint cannot be read", which=which, got=repr(error)) from error
+
+
+def scaler_to_json(state: Mapping[str, Any]) -> str:
+    """To the bit; "" for an empty one."""
+    return json.dumps({**state, "scale": float(state["scale"]).hex()}) if state else ""
 
 
 def from_torch(group: Mapping[str, Any], which: str) -> Hypers:

@@ -10,9 +10,19 @@ from zeroth.ckpt import hypers
 from zeroth.ckpt.contents import NO_GROUP, WEIGHT, Contents, Hypers, Lazy, Param, of_tensor
 from zeroth.ckpt.refusals import refused
 
-__all__ = ["NamedState", "adopt", "by_name", "groups_of", "kind_of", "scalar", "states_of", "to_numbered"]
+__all__ = [
+    "NamedState",
+    "adopt",
+    "by_name",
+    "groups_of",
+    "kind_of",
+    "note_others",
+    "scalar",
+    "states_of",
+    "to_numbered",
+]
 
-_STATES = {"exp_avg", "exp_avg_sq", "momentum_buffer"}
+_STATES = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 _UNKNOWN = "max_exp_avg_sq"
 _AMSGRAD = f"{_UNKNOWN}: no engine has amsgrad"
 
@@ -99,7 +109,7 @@ def _adopt_one(contents: Contents, param: Param, states: Mapping[str, Any]) -> s
             param.states[key] = lazy
         elif key == _UNKNOWN and _AMSGRAD not in contents.left_out:
             contents.left_out.append(_AMSGRAD)
-    return _STATES & set(param.states)
+    return set(_STATES) & set(param.states)
 
 
 def groups_of(contents: Contents) -> list[tuple[Hypers, list[Param]]]:
@@ -117,9 +127,15 @@ def groups_of(contents: Contents) -> list[tuple[Hypers, list[Param]]]:
     return [(values, params) for values, params in groups if params]
 
 
+def note_others(contents: Contents) -> None:
+    """States that no optimizer of torch has are left out of torch's forms; left_out says so."""
+    others = sorted({state for param in contents.params for state in param.states} - {WEIGHT, *_STATES})
+    contents.left_out += [f"the state {state}; --state {state} writes it as the weights" for state in others]
+
+
 def states_of(param: Param) -> dict[str, Any]:
     """As torch has them, tensors still to be read; empty for one that was never updated."""
-    states: dict[str, Any] = {name: lazy for name, lazy in param.states.items() if name != WEIGHT}
+    states: dict[str, Any] = {name: lazy for name, lazy in param.states.items() if name in _STATES}
     if not states or param.updates == 0:
         return {}
     if "exp_avg" in states:

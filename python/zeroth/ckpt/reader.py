@@ -40,6 +40,9 @@ class Checkpoint:
             name, _, state = one.key.rpartition("/")
             if name in self._states and "@" not in state:
                 self._states[name].setdefault(state, _C.CheckpointState(state, one.dtype, one.shape))
+        for param in self.manifest.params:
+            if math.prod(param.shape) == 0:  # engines write nothing of it
+                self._states[param.name].setdefault(WEIGHT, _C.CheckpointState(WEIGHT, param.dtype, param.shape))
 
     @property
     def names(self) -> list[str]:
@@ -148,6 +151,7 @@ class Checkpoint:
             optimizer=self.manifest.optimizer,
             step=self.step,
             user=self.user,
+            loss_scaler=hypers.scaler_from_json(self.manifest.loss_scaler, self.path),
             manifest=self.manifest,
         )
 
@@ -184,6 +188,8 @@ class Checkpoint:
                 got=f"[{begin}, {end})",
             )
         values = torch.empty(end - begin, dtype=dtype)
+        if end == begin:
+            return values
         self._reader.read(key, begin, end, values.view(torch.uint8))
         return values
 

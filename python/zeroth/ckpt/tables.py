@@ -82,6 +82,7 @@ def facts_of(contents: Contents, entry: Entry | None) -> dict[str, Any]:
         "optimizer": contents.optimizer,
         "checkpoint": None if entry is None else dataclasses.asdict(entry),
         "groups": contents.groups,
+        "loss_scaler": contents.loss_scaler,
         "user": contents.user,
         "params": [
             {
@@ -120,12 +121,16 @@ def of_contents(contents: Contents, entry: Entry | None) -> str:
     if entry is not None:
         ranks = f"{entry.world_size} rank{'s' if entry.world_size != 1 else ''}"
         state = "whole" if entry.whole else f"torn: {entry.why}"
+        if entry.base:
+            state += f"; weights that never train are in {entry.base}"
         lines.append(f"written by {ranks}, plan {entry.plan}, {entry.date}, {state}")
     for number, group in enumerate(contents.groups):
         lines.append(f"group {number}: " + ", ".join(f"{name} {value:g}" for name, value in group.items()))
+    if contents.loss_scaler:
+        lines.append("loss scaler: " + ", ".join(f"{name} {value:g}" for name, value in contents.loss_scaler.items()))
     if contents.user.get("client") is not None:
         lines.append(f"client state: {_shortened(contents.user['client'])}")
-    rows = [["name", "shape", "dtype", "states", "group", "updates"]]
+    rows = [["name", "shape", "dtype", "states", "size", "group", "updates"]]
     for param in contents.params:
         own = ", ".join(f"{name} {_short(lazy.dtype)}" for name, lazy in param.states.items() if name != WEIGHT)
         weight = _short(param.states[WEIGHT].dtype)
@@ -135,13 +140,15 @@ def of_contents(contents: Contents, entry: Entry | None) -> str:
                 "x".join(map(str, param.shape)) or "scalar",
                 _short(param.dtype) + (f" (master {weight})" if weight != _short(param.dtype) else ""),
                 own or ("-" if param.trainable else "frozen"),
+                size_text(sum(lazy.bytes for lazy in param.states.values())),
                 str(param.group) if param.group >= 0 else "-",
                 str(param.updates),
             ]
         )
     for name, lazy in contents.buffers.items():
-        rows.append([name, "x".join(map(str, lazy.shape)) or "scalar", _short(lazy.dtype), "buffer", "-", "-"])
-    lines += [_table(rows, right=(4, 5)), *(f"not taken: {one}" for one in contents.left_out)]
+        shape = "x".join(map(str, lazy.shape)) or "scalar"
+        rows.append([name, shape, _short(lazy.dtype), "buffer", size_text(lazy.bytes), "-", "-"])
+    lines += [_table(rows, right=(4, 5, 6)), *(f"not taken: {one}" for one in contents.left_out)]
     return "\n".join(lines)
 
 

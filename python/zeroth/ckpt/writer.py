@@ -52,6 +52,7 @@ def manifest_of(contents: Contents) -> _C.Manifest:
     manifest.optimizer = contents.optimizer
     manifest.configuration = "" if contents.manifest is None else contents.manifest.configuration
     manifest.groups = [hypers.to_json(group) for group in contents.groups]
+    manifest.loss_scaler = hypers.scaler_to_json(contents.loss_scaler)
     manifest.user = json.dumps({"client": None, "scheduler": None, **contents.user})
     manifest.user_of_rank = [""]
     params = []
