@@ -493,6 +493,18 @@ void bind_engine(py::module_& module) {
           },
           py::arg("values"), py::arg("strict"))
       .def(
+          "load_mapped",
+          [](Engine& self, const std::vector<std::pair<std::string, at::Tensor>>& values, bool strict,
+             const std::string& failure) {
+            self.drop_forwards();
+            self.refresh_buffers();
+            self.own_buffers(true);
+            const py::gil_scoped_release no_gil;
+            libtorch::WeightReport report = self.base().load_mapped(values, strict, failure);
+            return std::pair(std::move(report.missing), std::move(report.unexpected));
+          },
+          py::arg("values"), py::arg("strict"), py::arg("failure"))
+      .def(
           "add_average", [](Engine& self, const std::string& name) { self.base().add_average(name); }, py::arg("name"),
           NoGil())
       .def(

@@ -27,6 +27,7 @@ from zeroth._C import (
 )
 from zeroth._config import Config, ConfigOverride
 from zeroth._engine import Engine, initialize
+from zeroth._pretrained import load_pretrained
 from zeroth._state import Loaded
 from zeroth._units import Unit, units
 
@@ -57,6 +58,7 @@ __all__ = [
     "World",
     "__version__",
     "initialize",
+    "load_pretrained",
     "make_error",
     "units",
 ]

@@ -17,6 +17,7 @@
 #include <cstring>
 #include <map>
 #include <set>
+#include <type_traits>
 #include <utility>
 
 namespace zeroth {
@@ -101,6 +102,57 @@ std::vector<int> readers_of(const StateQuery& query, int world) {
             .expected = "0 to " + std::to_string(world - 1),
             .got = std::to_string(readers.front() < 0 ? readers.front() : readers.back())});
   return readers;
+}
+
+template <class From, class To>
+void convert(std::span<const std::byte> from, std::vector<std::byte>& into) {
+  const std::size_t n = from.size() / sizeof(From);
+  into.resize(n * sizeof(To));
+  for (std::size_t i = 0; i < n; ++i) {
+    From value;
+    std::memcpy(&value, from.data() + i * sizeof(From), sizeof(From));
+    To other;
+    if constexpr (std::is_same_v<From, To>) {
+      other = value;
+    } else {
+      other = static_cast<To>(static_cast<float>(value));
+    }
+    std::memcpy(into.data() + i * sizeof(To), &other, sizeof(To));
+  }
+}
+
+template <class From>
+void convert_to(std::span<const std::byte> from, DType to, std::vector<std::byte>& into) {
+  switch (to) {
+    case DType::kFloat64:
+      return convert<From, double>(from, into);
+    case DType::kFloat32:
+      return convert<From, float>(from, into);
+    case DType::kBFloat16:
+      return convert<From, BFloat16>(from, into);
+    default:
+      return convert<From, Float16>(from, into);
+  }
+}
+
+/// Floating-point values of one dtype as those of another, in `into`.
+std::span<const std::byte> converted(std::span<const std::byte> values, DType from, DType to,
+                                     std::vector<std::byte>& into) {
+  switch (from) {
+    case DType::kFloat64:
+      convert_to<double>(values, to, into);
+      break;
+    case DType::kFloat32:
+      convert_to<float>(values, to, into);
+      break;
+    case DType::kBFloat16:
+      convert_to<BFloat16>(values, to, into);
+      break;
+    default:
+      convert_to<Float16>(values, to, into);
+      break;
+  }
+  return into;
 }
 
 /// Puts the elements of a piece where the whole tensor has them; returns their number.
@@ -442,18 +494,20 @@ void Engine::write_weights(const WeightWrite& write) {
     for (StatePiece& piece : pieces_of_kind("master", 1.0)) pieces.emplace(piece.param, std::move(piece));
     const bool has_values = write.source < 0 || write.source == rank();
     std::vector<std::byte> buffer;
+    std::vector<std::byte> conversion;
     for (std::size_t index = 0; index < params.size(); ++index) {
       const ParamSpec& spec = layout_.params[static_cast<std::size_t>(params[index])];
       const bool masters = write.masters && spec.trainable;
       const DType dtype = masters ? accumulation_dtype(spec.dtype) : spec.dtype;
-      const std::size_t element = size_of(dtype);
+      const DType from = write.dtype && write.source < 0 ? write.dtype(index) : dtype;
+      const std::size_t element = size_of(from);
       const std::vector<std::int64_t>& shape = spec.logical_shape.empty() ? spec.shape : spec.logical_shape;
       std::int64_t elements = 1;
       for (const std::int64_t extent : shape) elements *= extent;
       std::span<const std::byte> given;
       if (has_values) {
         given = write.values(index);
-        ZR_ASSERT(given.size() == array_bytes(elements, dtype), "values of a weight do not fit it");
+        ZR_ASSERT(given.size() == array_bytes(elements, from), "values of a weight do not fit it");
       }
       const auto found = pieces.find(params[index]);
       const auto step = static_cast<std::int64_t>(kWriteBytes / element);
@@ -475,9 +529,10 @@ void Engine::write_weights(const WeightWrite& write) {
           const std::int64_t first = std::max(run.logical, begin);
           const std::int64_t last = std::min(run.logical + run.count, end);
           if (first >= last) continue;
+          const std::span<const std::byte> part = chunk.subspan(static_cast<std::size_t>(first - begin) * element,
+                                                                static_cast<std::size_t>(last - first) * element);
           store_weights(found->second, found->second.has.begin + run.local + (first - run.logical),
-                        chunk.subspan(static_cast<std::size_t>(first - begin) * element,
-                                      static_cast<std::size_t>(last - first) * element),
+                        from == dtype ? part : converted(part, from, dtype, conversion),
                         masters ? WeightValues::kMaster : WeightValues::kParameter, *kernels_,
                         resources_->gather_stream);
         }

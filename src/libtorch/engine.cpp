@@ -116,7 +116,10 @@ std::vector<LocalState> EngineBase::local(const std::string& kind) const {
   return runtime_->local_states(kind);
 }
 WeightReport EngineBase::load_state_dict(const std::vector<NamedTensor>& values, bool strict) {
-  return runtime_->load_weights(values, strict);
+  return runtime_->load_weights(values, {.strict = strict});
+}
+WeightReport EngineBase::load_mapped(const std::vector<NamedTensor>& values, bool strict, const std::string& failure) {
+  return runtime_->load_weights(values, {.strict = strict, .everywhere = true, .failure = failure});
 }
 void EngineBase::add_average(const std::string& name) {
   runtime_->add_average(name);

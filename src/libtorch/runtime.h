@@ -117,7 +117,12 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   LoadReport load(const std::string& path, const LoadOptions& options);
   void read_states(const StateQuery& query, const std::function<void(const std::string& name, at::Tensor)>& take);
   [[nodiscard]] std::vector<LocalState> local_states(const std::string& kind);
-  WeightReport load_weights(const std::vector<NamedTensor>& values, bool strict);
+  struct WeightLoad {
+    bool strict = true;
+    bool everywhere = false;  ///< every rank has the values; else rank 0
+    std::string failure{};    ///< why this rank has none
+  };
+  WeightReport load_weights(const std::vector<NamedTensor>& values, const WeightLoad& how);
   void add_average(const std::string& name);
   void swap_average(const std::string& name);
   /// For Gathered. Throws kUsage where weights cannot be written now.

@@ -12,6 +12,7 @@
 #include <ATen/ops/empty_strided.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <map>
 #include <set>
@@ -84,7 +85,7 @@ std::vector<Given> given_in(const std::string& text) {
   const auto next = [&] {
     const std::size_t end = text.find('\0', at);
     ZR_CHECK(end != std::string::npos, ErrorCode::kMismatch, "rank 0's list of weights is cut",
-             {.where = "libtorch.load_state_dict"});
+             {.where = "libtorch.load_weights"});
     std::string word = text.substr(at, end - at);
     at = end + 1;
     return word;
@@ -95,6 +96,59 @@ std::vector<Given> given_in(const std::string& text) {
     given.push_back(std::move(one));
   }
   return given;
+}
+
+/// Of the values that the core takes for a weight.
+DType value_dtype(const ParamSpec& spec) {
+  return spec.trainable ? accumulation_dtype(spec.dtype) : spec.dtype;
+}
+
+/// The core reads only what it keeps, and converts it; `like` is in the same order of memory.
+bool is_read_in_place(const at::Tensor& value, const at::Tensor& like) {
+  const auto floats = [](at::ScalarType type) {
+    return type == at::kDouble || type == at::kFloat || type == at::kBFloat16 || type == at::kHalf;
+  };
+  const bool aligned = reinterpret_cast<std::uintptr_t>(value.const_data_ptr()) % value.element_size() == 0;
+  return value.is_cpu() && aligned && value.strides() == like.strides() && floats(value.scalar_type()) &&
+         floats(like.scalar_type());
+}
+
+/// What all ranks are to judge: rank 0's list, or that of all.
+std::string agreed_text(const std::vector<NamedTensor>& values, const Runtime::WeightLoad& how,
+                        const Communicator& communicator) {
+  const bool says = how.everywhere || communicator.rank() == 0;
+  std::string own;
+  if (says) {
+    const auto odd = std::ranges::find_if(values, [](const NamedTensor& one) {
+      return !one.second.defined() || one.second.layout() != at::kStrided || one.second.is_meta();
+    });
+    own = odd == values.end() ? "+" + text_of(values) : "-" + odd->first;
+    if (!how.failure.empty()) own = "!" + how.failure;
+  }
+  if (how.everywhere) {
+    // Digests first: lists of names may be long.
+    const std::int64_t mine = own.starts_with("+") ? static_cast<std::int64_t>(digest64(own) >> 1U) : -1;
+    std::vector<std::int64_t> all(static_cast<std::size_t>(communicator.size()));
+    communicator.all_gather(std::span(&mine, 1), std::span(all));
+    if (const auto failed = std::ranges::find(all, -1); failed != all.end()) {
+      own = broadcast_text(std::move(own), static_cast<int>(failed - all.begin()), communicator);
+      ZR_CHECK(own.starts_with("-"), ErrorCode::kIo, "weights could not be read, so nothing is changed",
+               {.where = "libtorch.load_weights",
+                .who = "rank " + std::to_string(failed - all.begin()),
+                .got = own.substr(std::min<std::size_t>(1, own.size()))});
+    } else {
+      const auto other = std::ranges::find_if(all, [&all](std::int64_t digest) { return digest != all.front(); });
+      ZR_CHECK(other == all.end(), ErrorCode::kMismatch, "ranks have other weights to load",
+               {.where = "libtorch.load_weights",
+                .who = "rank " + std::to_string(other - all.begin()),
+                .expected = "the names, shapes and dtypes of rank 0"});
+    }
+  } else {
+    own = broadcast_text(std::move(own), 0, communicator);
+  }
+  ZR_CHECK(own.starts_with("+"), ErrorCode::kModel, "a value for a weight is no dense tensor",
+           {.where = "libtorch.load_weights", .which = own.substr(std::min<std::size_t>(1, own.size()))});
+  return own.substr(1);
 }
 
 /// Whether values of one dtype may become those of another.
@@ -167,7 +221,7 @@ std::vector<LocalState> Runtime::local_states(const std::string& kind) {
   return states;
 }
 
-WeightReport Runtime::load_weights(const std::vector<NamedTensor>& values, bool strict) {
+WeightReport Runtime::load_weights(const std::vector<NamedTensor>& values, const WeightLoad& how) {
   require_own_process();
   settle();
   guards_.clear();
@@ -177,18 +231,7 @@ WeightReport Runtime::load_weights(const std::vector<NamedTensor>& values, bool 
   const at::NoGradGuard no_grad;
   return core_->together([&] {
     core_->sync(load_weights_);
-    std::string text;
-    std::string refusal;
-    if (core_->rank() == 0) {
-      const auto odd = std::ranges::find_if(values, [](const NamedTensor& one) {
-        return !one.second.defined() || one.second.layout() != at::kStrided || one.second.is_meta();
-      });
-      text = odd == values.end() ? "+" + text_of(values) : "-" + odd->first;
-    }
-    text = broadcast_text(std::move(text), 0, core_->communicator());
-    ZR_CHECK(text.starts_with("+"), ErrorCode::kModel, "a value for a weight is no dense tensor",
-             {.where = "libtorch.load_state_dict", .which = text.substr(std::min<std::size_t>(1, text.size()))});
-    const std::vector<Given> given = given_in(text.substr(1));
+    const std::vector<Given> given = given_in(agreed_text(values, how, core_->communicator()));
 
     // All ranks judge by the same words, before anything is changed.
     std::map<std::string, std::size_t> param_of;
@@ -232,10 +275,10 @@ WeightReport Runtime::load_weights(const std::vector<NamedTensor>& values, bool 
       if (!of_buffer.contains(buffer)) report.missing.push_back(name);
     }
     ZR_CHECK(unfit.empty(), ErrorCode::kModel, "values have other shapes or dtypes than the model's weights",
-             {.where = "libtorch.load_state_dict", .got = few_names(unfit)});
-    ZR_CHECK(!strict || (report.missing.empty() && report.unexpected.empty()), ErrorCode::kModel,
+             {.where = "libtorch.load_weights", .got = few_names(unfit)});
+    ZR_CHECK(!how.strict || (report.missing.empty() && report.unexpected.empty()), ErrorCode::kModel,
              "values are of another model",
-             {.where = "libtorch.load_state_dict",
+             {.where = "libtorch.load_weights",
               .expected = "every name of state_dict(), and no others",
               .got = (report.missing.empty() ? "" : "missing " + few_names(report.missing)) +
                      (report.missing.empty() || report.unexpected.empty() ? "" : "; ") +
@@ -246,18 +289,28 @@ WeightReport Runtime::load_weights(const std::vector<NamedTensor>& values, bool 
     std::vector<std::pair<std::size_t, std::size_t>> order(of_param.begin(), of_param.end());
     for (const auto& [param, index] : order) write.names.push_back(model_.params[param].name);
     at::Tensor keep;
+    if (how.everywhere) {
+      write.source = -1;
+      write.dtype = [&](std::size_t number) {
+        const auto& [param, index] = order[number];
+        return is_read_in_place(values[index].second, slots_.tensor(static_cast<int>(param)))
+                   ? *dtype_of(values[index].second.scalar_type())
+                   : value_dtype(model_.params[param]);
+      };
+    }
     write.values = [&](std::size_t number) {
       const auto& [param, index] = order[number];
       const at::Tensor& like = slots_.tensor(static_cast<int>(param));
+      const at::Tensor& value = values[index].second;
       const ParamSpec& spec = model_.params[param];
-      keep = in_order_of(like, values[index].second,
-                         spec.trainable ? scalar_type_of(accumulation_dtype(spec.dtype)) : like.scalar_type());
+      const at::ScalarType type = spec.trainable ? scalar_type_of(value_dtype(spec)) : like.scalar_type();
+      keep = how.everywhere && is_read_in_place(value, like) ? value : in_order_of(like, value, type);
       return bytes_of_dense(keep);
     };
     core_->write_weights(write);
     take_new_weights();
     if (!of_buffer.empty()) {
-      if (core_->rank() == 0) {
+      if (how.everywhere || core_->rank() == 0) {
         for (const auto& [buffer, index] : of_buffer) model_.buffers[buffer].tensor.copy_(values[index].second);
       }
       if (core_->world() > 1) send_buffers(model_, core_->communicator());

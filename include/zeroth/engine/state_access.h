@@ -51,7 +51,11 @@ struct WeightWrite {
   /// True: values are masters (StateQuery::kind "master"). False: they are in the parameter's dtype, and an element
   /// whose value does not change keeps its master to the bit.
   bool masters = true;
-  /// All elements of names[index]; called once for each, where they are. Good until the next call.
+  /// Dtype of the values of names[index], where it is another floating-point one: a rank converts what it takes. With
+  /// `source` -1 alone. Unset: as `masters` says.
+  std::function<DType(std::size_t index)> dtype{};
+  /// All elements of names[index]; called once for each, where they are. Good until the next call. With `source` -1 a
+  /// rank reads only the elements that it keeps: the rest of a mapped file is not touched.
   std::function<std::span<const std::byte>(std::size_t index)> values{};
 };
 

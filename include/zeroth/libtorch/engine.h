@@ -141,6 +141,10 @@ class EngineBase {
   /// Collective, blocks; between steps. Throws on every rank alike, with nothing changed: kModel for another shape or
   /// dtype; kUsage.
   WeightReport load_state_dict(const std::vector<NamedTensor>& values, bool strict = true);
+  /// The same where every rank has the values, as tensors over mapped files: each rank reads only the elements that it
+  /// keeps. `failure`: why this rank has none, "" if it has; then all ranks throw kIo with it. Throws kMismatch if
+  /// ranks have other names, shapes or dtypes.
+  WeightReport load_mapped(const std::vector<NamedTensor>& values, bool strict = true, const std::string& failure = "");
   /// Averages of weights on shards: see zeroth::Engine.
   void add_average(const std::string& name);
   void update_average(const std::string& name, double decay);
