@@ -119,6 +119,51 @@ TEST(ToyOnDevice, HasTheBitsOfTheCpuOverNcclAtEveryStage) {
   }
 }
 
+/// What read_states() gives of every kind, before and after an average was applied and a weight written.
+ToyTraining with_states(int zero_stage, DType dtype, std::vector<std::vector<std::byte>>& states) {
+  ToyTraining training = tiny(zero_stage, 2);
+  training.model.dtype = dtype;
+  training.reports_memory = false;
+  training.at_start = [](Engine& engine, ToyModel&) { engine.add_average("average"); };
+  training.after_step = [&states](Engine& engine, ToyModel& model, const StepResult& result) {
+    engine.update_average("average", 0.5);
+    if (result.step != 2) return;
+    const auto read_all = [&engine, &states](const std::vector<std::string>& kinds) {
+      for (const std::string& kind : kinds) {
+        engine.read_states({.kind = kind, .ranks = {0}},
+                           [&states](StateTensor tensor) { states.push_back(std::move(tensor.data)); });
+      }
+    };
+    engine.swap_average("average");
+    read_all({"param", "master", "average"});
+    engine.swap_average("average");
+    const std::vector<std::byte> zeros(array_bytes(40 * 40, engine.layout().params[3].dtype));
+    engine.write_weights({.names = {"blocks.0.weight"}, .source = -1, .masters = false, .values = [&](std::size_t) {
+                            return std::span<const std::byte>(zeros);
+                          }});
+    read_all({"param", "master", "average", "exp_avg"});
+    (void)model.forward_backward(9, 0);
+    read_all({"grad"});
+    engine.discard_gradients();
+  };
+  return training;
+}
+
+TEST(ToyOnDevice, StatesAreReadWrittenAndAveragedAsOnTheCpu) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    std::vector<std::vector<std::byte>> expected;
+    const ToyOutcome outcome = train_toy(with_states(0, dtype, expected));
+    EXPECT_GT(expected.size(), 40U);
+    for (const int stage : {0, 3}) {
+      OnFakeGpu fake(2, /*over_nccl=*/false);
+      std::vector<std::vector<std::byte>> states;
+      EXPECT_EQ(difference(outcome, fake.train(with_states(stage, dtype, states))), "") << stage;
+      EXPECT_EQ(states == expected, true) << stage << " " << name_of(dtype);
+      fake.expect_clean();
+    }
+  }
+}
+
 TEST(ToyOnDevice, EverythingThatATrainingMayAskForHasTheBitsOfTheCpu) {
   constexpr int kCases = 12;
   for (int row = 0; row < kCases; ++row) {

@@ -6,6 +6,8 @@ state_rank.py WHAT...
 from __future__ import annotations
 
 import contextlib
+import json
+import pathlib
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -531,6 +533,70 @@ def penalties() -> None:
         torch.testing.assert_close(expected[name], parameter.detach(), rtol=1e-3, atol=1e-4)
 
 
+def pretrained(folder: str) -> None:
+    """Files of Hugging Face's kind, whole and in shards, into engines at every stage and into a module."""
+    from safetensors.torch import save_file
+
+    path = pathlib.Path(folder)
+    rank = zeroth.World.from_environment().rank
+    other = make_net(torch.float32, seed=5)
+    plain = {name: tensor.contiguous() for name, tensor in other.state_dict().items() if name != "head.weight"}
+    plain["kept"] = torch.tensor([7, 8, 9])
+    if rank == 0:
+        (path / "one").mkdir(parents=True)
+        (path / "two").mkdir()
+        save_file(plain, path / "one" / "model.safetensors")
+        save_file(
+            {name: tensor.bfloat16() if tensor.is_floating_point() else tensor for name, tensor in plain.items()},
+            path / "half.safetensors",
+        )
+        names = sorted(plain)
+        parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+        for file, chosen in parts.items():
+            save_file({"base." + name: plain[name] for name in chosen}, path / "two" / file)
+        index = {"weight_map": {"base." + name: file for file, chosen in parts.items() for name in chosen}}
+        (path / "two" / "model.safetensors.index.json").write_text(json.dumps(index))
+        whole = (path / "one" / "model.safetensors").read_bytes()
+        (path / "cut.safetensors").write_bytes(whole[:-4])
+        (path / "odd.safetensors").write_bytes(whole.replace(b'"F32"', b'"F99"', 1))
+        (path / "short.safetensors").write_bytes(b"abc")
+    for dtype in (torch.float32, torch.bfloat16):
+        for stage in STAGES:
+            engine = make_engine(stage, dtype)
+            if stage == 0:
+                engine.barrier("the files are there")
+            zeroth.load_pretrained(engine, path / "one")
+            for name, tensor in engine.state_dict("master", ranks=None).items():
+                value = plain[name if name != "head.weight" else "embed.weight"]
+                assert torch.equal(tensor, value.to(tensor.dtype)), (name, stage, dtype)
+            zeroth.load_pretrained(engine, path / "half.safetensors")
+            assert torch.equal(engine.full("mix", "master"), plain["mix"].bfloat16().to(torch.float32))
+            report = zeroth.load_pretrained(engine, path / "two", rename=lambda name: name.removeprefix("base."))
+            assert report == zeroth.WeightReport(missing=[], unexpected=[])
+            assert torch.equal(engine.full("embed.weight", "master"), plain["embed.weight"])
+            for file, code, text in [
+                ("cut.safetensors", "IO", "cut or corrupt"),
+                ("odd.safetensors", "IO", "F99"),
+                ("short.safetensors", "IO", "cut or corrupt"),
+                ("none", "IO", "there are no weights"),
+                ("two", "MODEL", "missing"),
+            ]:
+                with refused(code, text):
+                    zeroth.load_pretrained(engine, path / file)
+            with refused("IO", "rank 1"):
+                zeroth.load_pretrained(engine, path / ("none" if rank == 1 else "one"))
+            with refused("MISMATCH", "other weights"):
+                zeroth.load_pretrained(engine, path / ("half.safetensors" if rank == 1 else "one"))
+            assert torch.equal(engine.full("embed.weight", "master"), plain["embed.weight"])
+            train(engine, 0, 1)
+            engine.close()
+    module = make_net(torch.float32)
+    zeroth.load_pretrained(module, path / "one")
+    assert torch.equal(module.mix, plain["mix"]) and torch.equal(module.head.weight, plain["embed.weight"])
+    with refused("MODEL", "base.kept"):
+        zeroth.load_pretrained(module, path / "two")
+
+
 def main() -> None:
     torch.set_num_threads(1)
     calls: dict[str, Callable[[], None]] = {
@@ -538,7 +604,10 @@ def main() -> None:
     }
     for what in sys.argv[1:]:
         name, _, folder = what.partition("=")
-        saved_averages(folder) if name == "saved_averages" else calls[name]()
+        if folder:
+            {"saved_averages": saved_averages, "pretrained": pretrained}[name](folder)
+        else:
+            calls[name]()
         print(f"{zeroth.World.from_environment().rank} {name} done", flush=True)
 
 

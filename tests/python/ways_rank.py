@@ -312,6 +312,15 @@ def a_gradient_of_the_input(model, engine, x, y, backward):  # type: ignore[no-u
 
 
 @way
+def gradients_of_the_weights(model, engine, x, y, backward):  # type: ignore[no-untyped-def]
+    """A penalty on them: the second backward goes through what the first one read of the weights."""
+    loss = model(x, y)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    grads = torch.autograd.grad(loss, trained, create_graph=True, allow_unused=True)
+    return loss + sum(grad.square().sum() for grad in grads if grad is not None)
+
+
+@way
 def a_gradient_by_functorch(model, engine, x, y, backward):  # type: ignore[no-untyped-def]
     grad = torch.func.grad(lambda at: model(at, y))(x)
     return grad.square().sum() + model(x, y)
