@@ -359,7 +359,7 @@ std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units, std::st
                                     Config config, const World& world, const std::string& log_level,
                                     double progress_every_s, std::string json_log,
                                     const std::map<std::string, py::dict>& hooks,
-                                    const std::set<std::string>& trainable_later) {
+                                    const std::set<std::string>& trainable_later, const py::object& initial) {
   std::vector<libtorch::UnitPath> paths;
   for (const auto& [path, identity, type] : units) {
     paths.push_back({.path = path, .identity = reinterpret_cast<const void*>(identity), .type = type});
@@ -377,6 +377,13 @@ std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units, std::st
     return found != hook_dicts.end() ? has_entries(found->second) : nullptr;
   };
   for (const py::dict& group : groups) options.groups.push_back(param_group(group));
+  if (!initial.is_none()) {
+    options.initial_value = [&initial](const std::string& name) {  // while the engine is built
+      const py::gil_scoped_acquire gil;
+      const py::object made = initial(name);
+      return made.is_none() ? at::Tensor() : made.cast<at::Tensor>();
+    };
+  }
   const py::gil_scoped_release no_gil;
   ModelDescription model =
       libtorch::describe_model(paths, named_parameters(std::move(parameters), group_of, trainable_later),
@@ -434,7 +441,8 @@ void bind_engine(py::module_& module) {
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
       .def(py::init(&make_engine), py::arg("units"), py::arg("units_hint"), py::arg("parameters"), py::arg("buffers"),
            py::arg("groups"), py::arg("group_of"), py::arg("config"), py::arg("world"), py::arg("log_level"),
-           py::arg("progress_every_s"), py::arg("json_log"), py::arg("hooks"), py::arg("trainable_later"))
+           py::arg("progress_every_s"), py::arg("json_log"), py::arg("hooks"), py::arg("trainable_later"),
+           py::arg("initial"))
       .def(
           "open_backward",
           [](Engine& self, const at::Tensor& loss, const std::optional<at::Tensor>& gradient) {

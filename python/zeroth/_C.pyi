@@ -566,6 +566,7 @@ class Engine:
         json_log: str,
         hooks: Mapping[str, dict[int, Any]],
         trainable_later: Set[str],
+        initial: Callable[[str], torch.Tensor | None] | None,
     ) -> None: ...
     def open_backward(self, loss: torch.Tensor, gradient: torch.Tensor | None) -> tuple[int, torch.Tensor | None]:
         """A number for close_backward(), and the gradient for loss.backward(): with the loss scale, or as it was given."""

@@ -26,6 +26,7 @@ from zeroth._C import (
     make_error,
 )
 from zeroth._config import Config, ConfigOverride
+from zeroth._deferred import deferred
 from zeroth._engine import Engine, initialize
 from zeroth._pretrained import load_pretrained
 from zeroth._state import Loaded
@@ -57,6 +58,7 @@ __all__ = [
     "WeightReport",
     "World",
     "__version__",
+    "deferred",
     "initialize",
     "load_pretrained",
     "make_error",

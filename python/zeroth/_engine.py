@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
-from zeroth import _C, _access, _ending, _guards, _hypers, _place, _state, _units, _watch
+from zeroth import _C, _access, _deferred, _ending, _guards, _hypers, _place, _state, _units, _watch
 from zeroth._config import ConfigLike, to_config
 from zeroth._optimizer import Optimizer
 
@@ -58,8 +58,8 @@ class Engine:
     buffers are copied to all ranks. If the configuration enables bf16 or fp16, a model in float32 is cast to it first,
     in place, parameters and buffers, as by model.to(dtype).
     Parameters: dense float32, float64, bfloat16, or with fp16.enabled float16; frozen ones of any dtype with elements
-    of 1, 2, 4 or 8 bytes; on the CPU or on one CUDA device. Without a trainable one the engine gathers and evaluates,
-    and step() is refused.
+    of 1, 2, 4 or 8 bytes; on the CPU or on one CUDA device, or those of a module that zeroth.deferred() has built.
+    Without a trainable one the engine gathers and evaluates, and step() is refused.
     Raises Error, with nothing changed: CONFIG, MODEL, MISMATCH, OUT_OF_MEMORY, ENVIRONMENT, USAGE, and errors of the
     transport.
     """
@@ -103,26 +103,33 @@ class Engine:
         settings = to_config(config)
         hypers, group_of = _groups(model, params, settings.optimizer_type)
         later = _later(model, trainable_later)
+        initial = _deferred.initial_of(model)
         for parameter in model.parameters():
             _make_hook_dict(parameter)
         watched = _watch.held(model)
         buffers = _watch.buffers(model)
         modules = list(dict.fromkeys(found.values()))  # one a unit, in the order in which C++ numbers them
-        self._core: _C.Engine = _C.Engine(
-            units=[(path, id(module), _units.kind_of(module)) for path, module in found.items()],
-            units_hint=_units.suggestion(model, found),
-            parameters=list(model.named_parameters(remove_duplicate=False)),
-            buffers=buffers,
-            groups=hypers,
-            group_of=group_of,
-            config=settings,
-            world=world,
-            log_level=log_level,
-            progress_every_s=progress_every_s,
-            json_log=json_log,
-            hooks=_hook_dicts(model),
-            trainable_later=set(later),
-        )
+        try:
+            self._core: _C.Engine = _C.Engine(
+                units=[(path, id(module), _units.kind_of(module)) for path, module in found.items()],
+                units_hint=_units.suggestion(model, found),
+                parameters=list(model.named_parameters(remove_duplicate=False)),
+                buffers=buffers,
+                groups=hypers,
+                group_of=group_of,
+                config=settings,
+                world=world,
+                log_level=log_level,
+                progress_every_s=progress_every_s,
+                json_log=json_log,
+                hooks=_hook_dicts(model),
+                trainable_later=set(later),
+                initial=None if initial is None else initial.values,
+            )
+        except BaseException:
+            if initial is not None:
+                initial.undo()
+            raise
         self._core.set_buffers(buffers)
         self._rank, self._world_size, self._config = self._core.rank, self._core.world_size, self._core.config
         self._device = self._core.device

@@ -25,7 +25,10 @@ void check_trainable_kind(const at::Tensor& tensor, const std::string& name) {
                  .got = got,
                  .hint = hint});
   };
-  if (tensor.is_meta()) refuse("a meta tensor (shape without memory)", "materialise it before the engine is built");
+  if (tensor.is_meta())
+    refuse("a meta tensor (shape without memory)",
+           "in Python zeroth.deferred(build) builds a module whose weights the engine makes; else materialise it "
+           "before the engine is built");
   if (tensor.layout() != at::kStrided) {
     refuse(std::string("layout ") + (tensor.layout() == at::kSparse ? "sparse" : "not strided"),
            "use to_dense(), or sparse=false in the embedding");

@@ -150,6 +150,7 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
   runtime->step_log_.set_every(options.progress_every);
   runtime->rethrow_ = options.rethrow;
   runtime->slots_.set_rethrow(options.rethrow);
+  runtime->slots_.set_initial(options.initial_value);
   if (runtime->config_.runtime.preemption) catch_preemption();
   runtime->announce(world);
   runtime->device_ = make_cpu_device(
@@ -181,6 +182,7 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
       !buffer.empty()) {
     runtime->log_.warn("buffers differed from rank 0's (first: " + buffer + "); rank 0's are used");
   }
+  slots.set_initial(nullptr);
   slots.take_versions();
   if (runtime->step_shares_buffers()) runtime->buffer_digests_ = buffer_digests(runtime->model_);
   runtime->traffic_->reset();
@@ -558,6 +560,7 @@ StepResult Runtime::step() {
 MemoryReport Runtime::memory_report() const {
   require_own_process();
   MemoryReport report = core_->memory_report();
+  report.construction_peak += slots_.initial_peak();
   if (slots_.copies() != nullptr) report.compute_copies = slots_.copies()->bytes();
   return report;
 }

@@ -6,6 +6,7 @@
 #include <c10/core/StorageImpl.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <memory>
 
 namespace zeroth::libtorch {
@@ -79,6 +80,19 @@ ConstTensorView ParameterSlots::initial_value(int param) {
   const at::Tensor& tensor = tensors_[static_cast<std::size_t>(param)];
   const ParamSpec& spec = specs_[static_cast<std::size_t>(param)];
   if (spec.numel() == 0) return {nullptr, spec.shape, spec.dtype};
+  if (at::Tensor made = make_initial_ ? make_initial_(spec.name) : at::Tensor(); made.defined()) {
+    ZR_CHECK(made.is_cpu() && made.scalar_type() == tensor.scalar_type() && made.sizes() == tensor.sizes() &&
+                 made.strides() == tensor.strides(),
+             ErrorCode::kModel, "the initial values that were made late do not fit their parameter",
+             {.where = "libtorch.initial",
+              .which = spec.name,
+              .expected = tensor.toString() + " " + c10::str(tensor.sizes()),
+              .got = made.toString() + " " + c10::str(made.sizes())});
+    initial_bytes_ += made.nbytes();
+    initial_peak_ = std::max<std::uint64_t>(initial_peak_, initial_bytes_);
+    initial_.push_back(std::move(made));
+    return {static_cast<const std::byte*>(initial_.back().const_data_ptr()), spec.shape, spec.dtype};
+  }
   if (device_.is_cpu()) return {static_cast<const std::byte*>(tensor.const_data_ptr()), spec.shape, spec.dtype};
   const at::NoGradGuard no_grad;
   initial_.push_back(tensor.to(at::kCPU));  // strides stay: the parameter is dense
@@ -92,6 +106,7 @@ void ParameterSlots::drop_initial(int unit) {
     tensors_[static_cast<std::size_t>(param)].set_data(guards_[static_cast<std::size_t>(param)]);
   }
   initial_.clear();
+  initial_bytes_ = 0;
 }
 
 void ParameterSlots::bind(int flat, std::byte* data) {

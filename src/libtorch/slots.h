@@ -15,6 +15,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -33,6 +35,10 @@ class ParameterSlots final : public ParameterBinder {
   void set_layout(const ModelLayout& layout, bool gathered, std::unique_ptr<DeviceCopies> copies);
   /// Dense host memory with the values of a parameter as the user made it; until drop_initial() of its unit.
   [[nodiscard]] ConstTensorView initial_value(int param);
+  /// See EngineOptions::initial_value.
+  void set_initial(std::function<at::Tensor(const std::string& name)> make) { make_initial_ = std::move(make); }
+  /// Bytes of what it has made, at most at once.
+  [[nodiscard]] std::uint64_t initial_peak() const { return initial_peak_; }
   /// Drops the user's original memory of a unit's parameters: they become guards.
   void drop_initial(int unit);
 
@@ -89,8 +95,11 @@ class ParameterSlots final : public ParameterBinder {
   std::unique_ptr<DeviceCopies> copies_;
   std::vector<const std::byte*> bound_;  // one a flat: the engine's memory behind it, nullptr if it is not bound
   std::vector<at::Tensor> initial_;      // host copies of initial values of one unit
-  std::vector<std::int64_t> versions_;   // one a parameter: autograd's count of writes, as it was last known
-  bool taken_ = false;                   // drop_initial() has begun: users' memory is going away
+  std::function<at::Tensor(const std::string& name)> make_initial_;
+  std::uint64_t initial_bytes_ = 0;
+  std::uint64_t initial_peak_ = 0;
+  std::vector<std::int64_t> versions_;  // one a parameter: autograd's count of writes, as it was last known
+  bool taken_ = false;                  // drop_initial() has begun: users' memory is going away
   bool given_back_ = false;
   bool gathered_ = false;
 };

@@ -533,6 +533,62 @@ def penalties() -> None:
         torch.testing.assert_close(expected[name], parameter.detach(), rtol=1e-3, atol=1e-4)
 
 
+class Fancy(Net):
+    """Initialised as scripts do: over again after the layers' own way, with casts, copies, ties and constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+        self.lstm = nn.LSTM(4, 3)
+        self.square = nn.Parameter(nn.init.orthogonal_(torch.empty(5, 5)))
+        self.cut = nn.Parameter(nn.init.trunc_normal_(torch.empty(7, 7), std=0.02))
+        self.register_buffer("mask", torch.tril(torch.ones(4, 4)) * torch.tensor([1.0, 2.0, 3.0, 4.0]))
+        for number, block in enumerate(self.blocks):
+            nn.init.normal_(block[0].weight, std=0.1)
+            with torch.no_grad():
+                block[0].weight.mul_(1 / (number + 1))
+                block[0].bias[3:].zero_()
+
+
+def meta() -> None:
+    """A deferred module has the weights of an ordinary build, and at most one unit of them at once."""
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(3)
+        eager = {name: tensor.clone() for name, tensor in Fancy().to(dtype).state_dict().items()}
+        later = torch.rand(4)
+        for stage in (0, 3):
+            torch.manual_seed(3)
+            model = zeroth.deferred(lambda: Fancy().to(dtype))  # noqa: B023
+            assert torch.equal(torch.rand(4), later)
+            assert all(parameter.is_meta for parameter in model.parameters())
+            objects = dict(model.named_parameters())
+            with refused("CONFIG", "cannot be split"):
+                zeroth.Engine(model, {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 3}})
+            assert all(parameter.is_meta for parameter in model.parameters())
+            engine = zeroth.Engine(
+                model, {"zero_optimization": {"stage": stage}}, units=model.blocks, log_level="warning"
+            )
+            assert all(parameter is objects[name] for name, parameter in model.named_parameters())
+            assert same(engine.state_dict(ranks=None), eager)
+            engine.backward(engine(*batch(engine.rank, 0, 0)))
+            assert engine.step().committed
+            engine.close()
+    width = 256
+    torch.manual_seed(3)
+    model = zeroth.deferred(lambda: nn.Sequential(*(nn.Linear(width, width) for _ in range(12))))
+    engine = zeroth.Engine(model, {"zero_optimization": {"stage": 3}}, log_level="warning")
+    unit = 4 * width * (width + 1)
+    peak = engine.memory_report().construction_peak
+    assert unit <= peak <= 2 * unit + 4096, (unit, peak)
+    engine.close()
+    with refused("MODEL", "has no values"):
+        model = zeroth.deferred(lambda: nn.Linear(3, 3))
+        zeroth.Engine(model.bfloat16())
+    with refused("MODEL", "not on the meta device"):
+        zeroth.deferred(lambda: nn.init.normal_(torch.Tensor(3)))  # type: ignore[type-var, arg-type, return-value]
+
+
 def pretrained(folder: str) -> None:
     """Files of Hugging Face's kind, whole and in shards, into engines at every stage and into a module."""
     from safetensors.torch import save_file
@@ -600,7 +656,8 @@ def pretrained(folder: str) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     calls: dict[str, Callable[[], None]] = {
-        call.__name__: call for call in (reads, updates, dictionaries, edits, averages, statistics, later, penalties)
+        call.__name__: call
+        for call in (reads, updates, dictionaries, edits, averages, statistics, later, penalties, meta)
     }
     for what in sys.argv[1:]:
         name, _, folder = what.partition("=")

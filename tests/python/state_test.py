@@ -22,7 +22,7 @@ class States(job.RankTest):
     def test_averages_statistics_and_what_trains_later(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             self.run_calls(2, "averages", f"saved_averages={folder}/a", "statistics", "later", "penalties")
-            self.run_calls(2, f"pretrained={folder}/b")
+            self.run_calls(2, f"pretrained={folder}/b", "meta")
 
     def test_three_ranks(self) -> None:
         self.run_calls(3, "updates", "statistics", "penalties")

@@ -52,6 +52,10 @@ struct EngineOptions {
   /// Frozen parameters, in a group or not, that may become trainable later: as a frozen parameter in a group they have
   /// moments and a bucket from the beginning. Unset: none.
   std::function<bool(const std::string& name, const at::Tensor& parameter)> trainable_later{};
+  /// Initial values of a parameter that has none yet: a dense tensor on the CPU, with the parameter's sizes, strides
+  /// and dtype; undefined for parameters that have theirs. Called while the engine is built, unit by unit, and each
+  /// unit's values are dropped when they are sharded. The parameter's own memory is not read then.
+  std::function<at::Tensor(const std::string& name)> initial_value{};
   LogLevel log_level = LogLevel::kInfo;
   /// Shortest time between two progress lines of rank 0; 0: no such lines.
   Milliseconds progress_every{0};
@@ -205,6 +209,7 @@ class EngineBase {
   /// between steps. Needs memory for the whole model on every rank.
   void release_parameters();
 
+  /// `construction_peak` includes values that EngineOptions::initial_value has made, at most a unit's at once.
   [[nodiscard]] MemoryReport memory_report() const;
   [[nodiscard]] WireReport wire_report() const;
   /// Resets peaks and traffic counters, to measure a phase by itself.
