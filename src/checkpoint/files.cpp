@@ -141,13 +141,13 @@ void NewFile::write_at(std::span<const std::byte> data, std::uint64_t offset) {
   }
 }
 
-CheckpointFile NewFile::finish() {
+CheckpointFile NewFile::finish(bool synced) {
   flush();
   if (writer_) writer_->finish();
   writer_.reset();
   ZR_CHECK(handed_over_ == expected_, ErrorCode::kInternal, "less data than a file was made for",
            {.where = "checkpoint", .which = path_});
-  if (ZR_FAILPOINT_ERRNO("checkpoint.sync") || ::fsync(fd_) != 0) fail_io("syncing failed", path_);
+  if (synced && (ZR_FAILPOINT_ERRNO("checkpoint.sync") || ::fsync(fd_) != 0)) fail_io("syncing failed", path_);
   const int closed = ::close(std::exchange(fd_, -1));
   if (ZR_FAILPOINT_ERRNO("checkpoint.close") || closed != 0) fail_io("closing failed", path_);
   return {.name = std::filesystem::path(path_).filename().string(), .bytes = expected_, .chunks = std::move(digests_)};

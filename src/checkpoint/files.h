@@ -46,8 +46,9 @@ class NewFile {
   /// The next bytes, which stay as they are until finish() has returned. Not copied where they begin at a multiple of
   /// 4 KiB of memory and of the file.
   void write_kept(std::span<const std::byte> data);
-  /// Syncs and closes it. A file that could not be synced is not tried again.
-  [[nodiscard]] CheckpointFile finish();
+  /// Syncs and closes it. A file that could not be synced is not tried again. `synced`: false for one that nothing
+  /// depends on.
+  [[nodiscard]] CheckpointFile finish(bool synced = true);
 
  private:
   void hand_over(std::span<const std::byte> block);

@@ -145,10 +145,10 @@ void make_room(const std::string& checkpoint, const std::string& run) {
                .hint = "each engine needs a folder of its own; or remove that checkpoint"});
 }
 
-void write_small_file(const std::string& path, const std::string& text) {
+void write_small_file(const std::string& path, const std::string& text, bool synced = true) {
   detail::NewFile file(path, text.size());
   file.write({reinterpret_cast<const std::byte*>(text.data()), text.size()});
-  (void)file.finish();
+  (void)file.finish(synced);
 }
 
 /// A hint for people and scripts; nothing depends on it.
@@ -156,7 +156,7 @@ void write_latest(const std::string& folder, const std::string& name, const std:
   try {
     const std::string path = (fs::path(folder) / kLatest).string();
     const std::string temporary = path + std::string(kTemporary) + run;
-    write_small_file(temporary, name + "\n");
+    write_small_file(temporary, name + "\n", /*synced=*/false);
     if (::rename(temporary.c_str(), path.c_str()) != 0) ::unlink(temporary.c_str());
   } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the checkpoint is there all the same
   }
