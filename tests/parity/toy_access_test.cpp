@@ -96,6 +96,17 @@ TEST_P(AccessOf, GivesTheSameUnderEveryPlanAndTransport) {
     EXPECT_EQ(states_of(training_of(plan, 4, GetParam())) == expected, true) << plan.name;
 }
 
+TEST_P(AccessOf, GivesTheSameInAnyLegalOrderOfStreams) {
+  const States expected = states_of(training_of(zero_plan(0, {"dp"}), 3, GetParam()));
+  for (const std::uint64_t seed : {1U, 2U, 3U, 4U}) {
+    ToyTraining training = training_of(zero_plan(seed < 3 ? 3 : 2, {"dp"}), 3, GetParam());
+    training.mode = ExecutionMode::kChaos;
+    training.chaos_seed = seed;
+    if (seed % 2 == 0) training.transport = ThreadTransport::kMessages;
+    EXPECT_EQ(states_of(training) == expected, true) << seed;
+  }
+}
+
 TEST(Access, SumsOfGroupsAreReadOnceAndTakeNoFurtherBackward) {
   // Sums of sub-groups are joined by the read; what is joined cannot be added to, and the step takes what was read.
   for (const bool reads : {true, false}) {
