@@ -48,8 +48,11 @@ void check_trainable_kind(const at::Tensor& tensor, const std::string& name) {
   }
 }
 
-std::vector<std::int64_t> shape_of(const at::Tensor& tensor) {
-  return tensor.sizes().vec();
+/// A complex parameter that trains is a tensor of pairs of reals, as torch's optimizers see it.
+std::vector<std::int64_t> shape_of(const at::Tensor& tensor, bool trainable) {
+  std::vector<std::int64_t> shape = tensor.sizes().vec();
+  if (trainable && tensor.is_complex()) shape.push_back(2);
+  return shape;
 }
 
 bool nested(const std::string& one, const std::string& other) {
@@ -141,12 +144,14 @@ std::optional<DType> dtype_of(at::ScalarType type) {
 }
 
 DType dtype_of(const at::Tensor& tensor, const std::string& name) {
+  if (tensor.scalar_type() == at::kComplexFloat) return DType::kFloat32;
+  if (tensor.scalar_type() == at::kComplexDouble) return DType::kFloat64;
   const std::optional<DType> dtype = dtype_of(tensor.scalar_type());
   if (dtype && is_trained(*dtype)) return *dtype;
   throw Error(ErrorCode::kModel, "a parameter has a dtype that is not trained here",
               {.where = "libtorch.scan",
                .which = name,
-               .expected = "float64, float32, bfloat16 or float16",
+               .expected = "float64, float32, bfloat16, float16, or complex numbers of the first two",
                .got = c10::toString(tensor.scalar_type()),
                .hint = "convert the model, say with model.to(torch.bfloat16), or freeze the parameter and leave it out "
                        "of the parameter groups"});
@@ -239,7 +244,7 @@ ModelDescription describe_model(const std::vector<UnitPath>& units, const std::v
     // Integers cannot want a gradient, whatever group they are in.
     const bool trainable = tensor.requires_grad() || (may_train && (tensor.is_floating_point() || tensor.is_complex()));
     model.params.push_back({.name = name,
-                            .shape = shape_of(tensor),
+                            .shape = shape_of(tensor, trainable),
                             .dtype = trainable ? dtype_of(tensor, name) : frozen_dtype_of(tensor, name),
                             .trainable = trainable,
                             .group = group_of(name, tensor)});

@@ -484,12 +484,8 @@ void Runtime::gradient(int param, const at::Tensor& parameter) {
   at::Tensor grad = parameter.grad();
   if (!grad.defined()) return;  // a function returned no gradient
   const ParamSpec& spec = model_.params[static_cast<std::size_t>(param)];
-  ZR_CHECK(grad.layout() == at::kStrided, ErrorCode::kModel, "a gradient is not dense",
-           {.where = "libtorch.gradient",
-            .which = spec.name,
-            .expected = "a strided gradient",
-            .got = "a sparse one",
-            .hint = "set sparse=false in the embedding"});
+  if (grad.layout() != at::kStrided) grad = grad.to_dense();  // of an embedding with sparse=true
+  if (grad.is_conj() || grad.is_neg()) grad = grad.resolve_conj().resolve_neg();
   if (!grad.is_cpu()) grad = grad.to(at::kCPU);  // waits for it
   if (grad.scalar_type() != parameter.scalar_type())
     grad = grad.to(at::kFloat);  // what a function of the user's own may return

@@ -41,6 +41,12 @@ at::ScalarType scalar_type_of(DType dtype) {
   return at::kByte;
 }
 
+/// Of values of a parameter: a complex one that trains is kept as pairs of reals.
+at::ScalarType scalar_type_of(DType dtype, const at::Tensor& like) {
+  if (!like.is_complex()) return scalar_type_of(dtype);
+  return dtype == DType::kFloat64 ? at::kComplexDouble : at::kComplexFloat;
+}
+
 at::TensorOptions on_cpu(at::ScalarType type) {
   return at::TensorOptions().dtype(type).device(at::kCPU);
 }
@@ -193,10 +199,12 @@ void Runtime::read_states(const StateQuery& query,
     const ParamSpec& spec = model_.params[param];
     const at::Tensor& like = slots_.tensor(static_cast<int>(param));
     const bool own_dtype = query.kind == "param" || (query.kind == "master" && !spec.trainable);
-    const at::ScalarType type = own_dtype ? like.scalar_type() : scalar_type_of(state.dtype);
-    const at::Tensor tensor = like.sizes() == at::IntArrayRef(state.shape)
+    const at::ScalarType type = own_dtype ? like.scalar_type() : scalar_type_of(state.dtype, like);
+    std::vector<std::int64_t> shape = state.shape;
+    if (like.is_complex() && spec.trainable) shape.pop_back();
+    const at::Tensor tensor = like.sizes() == at::IntArrayRef(shape)
                                   ? at::empty_strided(like.sizes(), like.strides(), on_cpu(type))
-                                  : at::empty(state.shape, on_cpu(type));
+                                  : at::empty(shape, on_cpu(type));
     ZR_ASSERT(tensor.nbytes() == state.data.size(), "a state does not fit its tensor");
     if (!state.data.empty()) std::memcpy(tensor.mutable_data_ptr(), state.data.data(), state.data.size());
     take(state.name, tensor);
@@ -211,8 +219,8 @@ std::vector<LocalState> Runtime::local_states(const std::string& kind) {
   for (StatePart& part : core_->local_states(kind)) {
     const auto param = std::ranges::find(model_.params, part.name, &ParamSpec::name) - model_.params.begin();
     const at::Tensor& like = slots_.tensor(static_cast<int>(param));
-    const bool own_dtype =
-        kind == "param" || (kind == "master" && !model_.params[static_cast<std::size_t>(param)].trainable);
+    const bool trainable = model_.params[static_cast<std::size_t>(param)].trainable;
+    const bool own_dtype = (kind == "param" || (kind == "master" && !trainable)) && !(like.is_complex() && trainable);
     at::Tensor values =
         at::empty({part.range.size()}, on_cpu(own_dtype ? like.scalar_type() : scalar_type_of(part.dtype)));
     if (!part.data.empty()) std::memcpy(values.mutable_data_ptr(), part.data.data(), part.data.size());
@@ -303,7 +311,7 @@ WeightReport Runtime::load_weights(const std::vector<NamedTensor>& values, const
       const at::Tensor& like = slots_.tensor(static_cast<int>(param));
       const at::Tensor& value = values[index].second;
       const ParamSpec& spec = model_.params[param];
-      const at::ScalarType type = spec.trainable ? scalar_type_of(value_dtype(spec)) : like.scalar_type();
+      const at::ScalarType type = spec.trainable ? scalar_type_of(value_dtype(spec), like) : like.scalar_type();
       keep = how.everywhere && is_read_in_place(value, like) ? value : in_order_of(like, value, type);
       return bytes_of_dense(keep);
     };

@@ -81,6 +81,8 @@ ConstTensorView ParameterSlots::initial_value(int param) {
   const ParamSpec& spec = specs_[static_cast<std::size_t>(param)];
   if (spec.numel() == 0) return {nullptr, spec.shape, spec.dtype};
   if (at::Tensor made = make_initial_ ? make_initial_(spec.name) : at::Tensor(); made.defined()) {
+    // The parameter may have been cast for the configuration (zeroth.cast).
+    if (made.scalar_type() == at::kFloat && tensor.element_size() == 2) made = made.to(tensor.scalar_type());
     ZR_CHECK(made.is_cpu() && made.scalar_type() == tensor.scalar_type() && made.sizes() == tensor.sizes() &&
                  made.strides() == tensor.strides(),
              ErrorCode::kModel, "the initial values that were made late do not fit their parameter",

@@ -255,6 +255,12 @@ class Casts(unittest.TestCase):
                 outcomes.append(losses)
             self.assertEqual(*outcomes)
 
+    def test_a_deferred_model_is_cast_as_it_is_made(self) -> None:
+        for key, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
+            model = zeroth.deferred(Net)
+            engine = zeroth.Engine(model, {"zero_optimization": {"stage": 3}, key: {"enabled": True}}, log_level="off")
+            self.assertTrue(same(engine.state_dict(), Net().to(dtype).state_dict()))
+
     def test_inputs_are_cast_where_it_is_asked_for(self) -> None:
         engine = zeroth.Engine(Net(), config(1, auto_cast=True), log_level="off")
         x, y = batches(1)[0]
@@ -295,6 +301,63 @@ class Casts(unittest.TestCase):
             after = model.state_dict()
             self.assertTrue(same(before, after))
             self.assertEqual([value.dtype for value in before.values()], [value.dtype for value in after.values()])
+
+
+class OtherKinds(unittest.TestCase):
+    """Parameters that are no plain floats, and gradients that are not dense, beside torch."""
+
+    def train(self, stage: int | None, make: Callable[[], nn.Module], x: torch.Tensor) -> tuple[list[float], Any]:
+        torch.manual_seed(3)
+        model = make()
+        engine = None
+        if stage is None:
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        else:
+            settings = {"zero_optimization": {"stage": stage}, "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}}}
+            engine = zeroth.Engine(model, settings, log_level="off")
+        losses = []
+        for _ in range(5):
+            loss = model(x).abs().square().mean()
+            loss.backward()
+            if engine is None:
+                optimizer.step()
+                optimizer.zero_grad()
+            else:
+                engine.step()
+            losses.append(loss.item())
+        return losses, engine if engine is not None else model
+
+    def test_complex_parameters_are_pairs_of_reals(self) -> None:
+        for dtype, real in ((torch.complex64, torch.float32), (torch.complex128, torch.float64)):
+
+            def make(dtype: torch.dtype = dtype) -> nn.Module:
+                return nn.Sequential(*(nn.Linear(6, 6, dtype=dtype) for _ in range(3)))
+
+            x = torch.randn(4, 6, dtype=dtype, generator=torch.Generator().manual_seed(1))
+            expected, plain = self.train(None, make, x)
+            for stage in STAGES:
+                losses, engine = self.train(stage, make, x)
+                for mine, theirs in zip(losses, expected, strict=True):
+                    self.assertAlmostEqual(mine, theirs, delta=1e-5 * abs(theirs) + 1e-7)
+                weight = engine.full("1.weight")
+                self.assertEqual((weight.dtype, weight.shape), (dtype, (6, 6)))
+                self.assertEqual(engine.full("1.weight", "exp_avg").dtype, dtype)
+                self.assertEqual(next(iter(engine.local("exp_avg").values())).tensor.dtype, real)
+                torch.testing.assert_close(weight, plain[1].weight.detach(), atol=1e-4, rtol=1e-3)
+                again = {name: value * 2 for name, value in engine.state_dict().items()}
+                engine.load_state_dict(again)
+                self.assertTrue(torch.equal(engine.full("1.weight"), again["1.weight"]))
+                engine.close()
+
+    def test_sparse_gradients_become_dense(self) -> None:
+        x = torch.tensor([[1, 2, 2], [5, 1, 0]])
+        for dtype in (torch.float64, torch.bfloat16):
+
+            def make(sparse: bool = True, dtype: torch.dtype = dtype) -> nn.Module:
+                return nn.Sequential(nn.Embedding(8, 4, sparse=sparse, dtype=dtype), nn.Linear(4, 4, dtype=dtype))
+
+            for stage in (0, 3):
+                self.assertEqual(self.train(stage, make, x)[0], self.train(stage, lambda: make(sparse=False), x)[0])
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ class Refusals(unittest.TestCase):
     def test_models_that_cannot_be_partitioned(self) -> None:
         for model, text in (
             (nn.Linear(2, 2, device="meta"), "meta tensor"),
-            (nn.Linear(2, 2).to(torch.float16), "dtype"),
+            (nn.Linear(2, 2).to(torch.float16), "no loss scale is configured"),
         ):
             with self.assertRaisesRegex(zeroth.Error, text):
                 zeroth.Engine(model, config(), log_level="off")
@@ -269,18 +269,17 @@ class Refusals(unittest.TestCase):
             self.assertTrue(train(engine).committed)
 
     def test_an_error_inside_backward_is_the_librarys(self) -> None:
-        table = nn.Embedding(8, 4, sparse=True, dtype=torch.float64)
-        engine = zeroth.Engine(nn.Sequential(table, nn.Linear(4, 4, dtype=torch.float64)), config(3), log_level="off")
-        ids = torch.tensor([1, 2])
+        model = nn.Sequential(nn.Linear(4, 4).half(), nn.Linear(4, 4).half())
+        engine = zeroth.Engine(model, {**config(0), "fp16": {"enabled": True}}, log_level="off")
+        x = torch.ones(2, 4).half()
         for run in (lambda loss: loss.backward(), lambda loss: torch.autograd.backward([loss])):
-            with self.assertRaisesRegex(zeroth.Error, "a gradient is not dense") as caught:
-                run(engine(ids).sum())
+            with self.assertRaisesRegex(zeroth.Error, "would enter the model without the loss scale") as caught:
+                run(engine(x).sum() + model[0].weight.sum())
             self.assertEqual((caught.exception.code, caught.exception.exit_code), ("MODEL", 65))
             self.assertEqual(caught.exception.which, "0.weight")
-        table.sparse = False
         engine.zero_grad()
-        engine.backward(engine(ids).sum())
-        self.assertTrue(engine.step().committed)
+        engine.backward(engine(x).sum())
+        self.assertTrue(engine.step().boundary)
 
     def test_a_forked_child_is_told_and_the_parent_goes_on(self) -> None:
         for stage in (0, 3):

@@ -50,7 +50,7 @@ constexpr std::string_view kLive = "gathered parameters live in zeroth.ring_slot
 constexpr std::string_view kBucket = "one bucket per unit, sized from the plan";
 constexpr std::string_view kFactor = "ranks only sum; averaging is one factor in the update";
 constexpr std::string_view kFused = "the update is always one fused pass over flat state";
-constexpr std::string_view kNoTape = "no checkpoints for resuming are written yet; weights are exported as safetensors";
+constexpr std::string_view kNoTape = "engine.save() writes checkpoints its own way, on any ranks, for any stage";
 constexpr std::string_view kReport = "StepResult and the engine's report hold the figures; the program prints them";
 
 constexpr std::array kKeys{
@@ -67,6 +67,7 @@ constexpr std::array kKeys{
     other("/log_level", KeyKind::kText, "null", "the program gives the engine its Logger"),
     number("/vocabulary_size", "null", "the model is trained as it is; padding the vocabulary is its own matter"),
 
+    flag("/sparse_gradients", "false", "sparse gradients of embeddings become dense ones, as torch computes them"),
     flag("/bf16/immediate_grad_update", "false", "gradients go into their bucket as soon as they are there"),
     flag("/bf16/check_grad_overflow", "true", "non-finite gradients are found in the copy into the bucket, always"),
 

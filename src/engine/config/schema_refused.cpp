@@ -31,7 +31,8 @@ constexpr std::string_view kQuantized = "quantized communication is not built";
 constexpr std::string_view kMonitor = "no monitor is built; the program writes its own records";
 constexpr std::string_view kData = "the program owns its data; data schedules are not built";
 constexpr std::string_view kCompression = "compression is not built";
-constexpr std::string_view kCheckpoint = "checkpoints for resuming are not built";
+constexpr std::string_view kCheckpoint =
+    "engine.save() and engine.load() write and read checkpoints; zeroth ckpt convert reads universal ones";
 constexpr std::string_view kActivations = "Zeroth does not touch activations; recompute in the model";
 constexpr std::string_view kRule = "this variant of the update is not built";
 constexpr std::string_view kParallel = "only data parallelism is built";
@@ -41,7 +42,6 @@ constexpr std::array kKeys{
     flag("/managed_gradient_accumulation", "every call of step() ends a micro-step, and the last one updates", "true"),
     flag("/gradient_allreduce_op", "gradients are averaged over ranks and micro-steps", "\"mean\""),
     value("/communication_data_type", KeyKind::kAny, "null|\"fp32\"", kLowReduction),
-    flag("/sparse_gradients", "sparse gradients are not built"),
     flag("/disable_allgather", "updated parameters must reach every rank"),
     value("/sequence_parallel_size", KeyKind::kAny, "null|1", kParallel),
     flag("/dataloader_drop_last", "the program owns its data; it decides about the last batch"),
