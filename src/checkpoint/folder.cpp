@@ -301,7 +301,11 @@ PendingCheckpoint::PendingCheckpoint(const std::string& folder, std::int64_t ste
 }
 
 PendingCheckpoint::~PendingCheckpoint() {
-  if (!committed_) remove_own(temporary_);
+  if (!committed_) {
+    // First its name, at once: other ranks may still write there, and see that it is given up.
+    const std::string trash = final_ + std::string(kTrash) + run_;
+    remove_own(::rename(temporary_.c_str(), trash.c_str()) == 0 ? trash : temporary_);
+  }
   if (lock_ >= 0) ::close(lock_);
 }
 

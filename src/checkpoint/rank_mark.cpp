@@ -41,13 +41,14 @@ bool write_all(int fd, const std::string& text) {
   return ::ftruncate(fd, static_cast<off_t>(text.size())) == 0;
 }
 
-/// Whether somebody holds a lock on the file; false as well if there is none.
-bool is_locked(const std::string& path) {
+enum class Lock { kHeld, kFree, kNoFile };
+
+Lock look_at_lock(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-  if (fd < 0) return false;
-  const bool locked = ::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  if (fd < 0) return Lock::kNoFile;
+  const bool held = ::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
   ::close(fd);
-  return locked;
+  return held ? Lock::kHeld : Lock::kFree;
 }
 
 }  // namespace
@@ -90,7 +91,7 @@ bool RankMark::tell(const std::string& text) noexcept {
 
 SeenMark look_at_mark(const std::string& folder, int rank) {
   const std::string path = (std::filesystem::path(folder) / rank_mark_name(rank)).string();
-  if (is_locked(path)) return {.locked = true};
+  if (look_at_lock(path) == Lock::kHeld) return {.locked = true};
   try {
     std::string text = read_small_file(path, kMostMarkBytes);
     const std::size_t line = kDigestDigits + 2;
@@ -105,11 +106,14 @@ SeenMark look_at_mark(const std::string& folder, int rank) {
 }
 
 Committer look_at_committer(const std::string& folder) {
-  struct stat about{};
-  if (::stat(folder.c_str(), &about) != 0 && (errno == ENOENT || errno == ENOTDIR)) return Committer::kEnded;
-  const std::string lock = (std::filesystem::path(folder) / kLockFile).string();
-  if (::stat(lock.c_str(), &about) != 0 || is_locked(lock)) return Committer::kWorks;  // the lock goes just before it
-  return ::stat(folder.c_str(), &about) == 0 ? Committer::kDied : Committer::kEnded;
+  const auto is_there = [&folder] {
+    struct stat about{};
+    return ::stat(folder.c_str(), &about) == 0 || (errno != ENOENT && errno != ENOTDIR);
+  };
+  if (!is_there()) return Committer::kEnded;
+  // The file of the lock goes just before the folder gets its name.
+  if (look_at_lock((std::filesystem::path(folder) / kLockFile).string()) != Lock::kFree) return Committer::kWorks;
+  return is_there() ? Committer::kDied : Committer::kEnded;
 }
 
 }  // namespace zeroth::detail

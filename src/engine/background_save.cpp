@@ -62,6 +62,7 @@ void BackgroundSave::hurry() {
 }
 
 bool BackgroundSave::wait(Milliseconds time) {
+  if (::getpid() != process_) return true;  // a forked child has no part in it
   std::unique_lock lock(mutex_);
   return changed_.wait_for(lock, time, [this] { return has_ended(); });
 }
@@ -163,7 +164,12 @@ void BackgroundSave::write_and_await_commit() {
       case detail::Committer::kEnded:
         break;
     }
-    ZR_CHECK(read_manifest(terms_.final_path).run == terms_.run, ErrorCode::kIo, "a checkpoint was given up",
+    std::string run;
+    try {
+      run = read_manifest(terms_.final_path).run;
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): there is none
+    }
+    ZR_CHECK(run == terms_.run, ErrorCode::kIo, "a checkpoint was given up by the rank that commits",
              {.where = "engine.save", .who = "rank 0", .which = terms_.final_path});
     return;
   }

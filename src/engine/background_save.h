@@ -48,7 +48,7 @@ class BackgroundSave {
   void begin(Manifest manifest);
   /// Other ranks may have died: from now on a wait for them is short.
   void hurry();
-  /// True if it ends within this time.
+  /// True if it ends within this time, and always in a forked child.
   [[nodiscard]] bool wait(Milliseconds time);
   [[nodiscard]] bool has_ended() const { return ended_.load(std::memory_order_acquire); }
   /// Of one that has ended; none: the checkpoint is on the disk.

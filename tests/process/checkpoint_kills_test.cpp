@@ -1,6 +1,6 @@
-// A training is killed again and again, at moments drawn from a seed: a checkpoint that was acknowledged is never lost,
-// one that is not whole is never loaded, and the run that ends has the bits of the one that nobody killed. And every
-// system call of a save fails once.
+// A training is killed again and again, at moments and system calls drawn from a seed: a checkpoint that was
+// acknowledged is never lost, one that is not whole is never loaded, and the run that ends has the bits of the one that
+// nobody killed. And every system call of a save fails once.
 #include "process/engine_ranks.h"
 #include "support/checkpoint_folder.h"
 #include "support/tier.h"
@@ -20,6 +20,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <random>
 #include <string>
 #include <thread>
@@ -127,6 +128,9 @@ std::string text_of_file(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+constexpr const char* kSites[] = {"checkpoint.mkdir", "checkpoint.open",   "checkpoint.reserve", "checkpoint.write",
+                                  "checkpoint.sync",  "checkpoint.rename", "checkpoint.folder",  "checkpoint.close"};
+
 /// Kills until `kills` have been, in as many trainings as that takes.
 void expect_nothing_is_lost(int kills, std::uint64_t seed) {
   std::mt19937_64 random(seed);
@@ -149,10 +153,14 @@ void expect_nothing_is_lost(int kills, std::uint64_t seed) {
       const auto at = std::chrono::microseconds(1'000 + random() % 20'000);
       const std::int64_t saves = 1 + static_cast<std::int64_t>(random() % 3);
       const std::int64_t begun_before = board->begun;
+      // At a moment, or at a system call of a save.
+      const std::string site = kSites[random() % std::size(kSites)];
+      const std::string rule = site + "@hit=" + std::to_string(1 + random() % 6) + ":kill";
+      const bool at_call = !spared && random() % 3 == 0;
       ForkRanksOptions options;
       options.deadline = kHangs;
-      bool killed = false;
-      if (!spared) {
+      bool killed = at_call;
+      if (!spared && !at_call) {
         options.meanwhile = [&](const std::vector<pid_t>& pids, Milliseconds since) {
           if (board->begun < begun_before + saves && since < Milliseconds{2'000}) return true;
           std::this_thread::sleep_for(at % std::chrono::microseconds(3'000));
@@ -166,7 +174,10 @@ void expect_nothing_is_lost(int kills, std::uint64_t seed) {
       const std::string job = unique_job();
       const ForkReport report = fork_ranks(
           world,
-          [&](int rank) { train_and_save(training, saving, rank, job, folder.text(), board.operator->(), result); },
+          [&](int rank) {
+            if (at_call && (everybody || rank == victim)) arm_failpoints(parse_failpoints(rule), rank);
+            train_and_save(training, saving, rank, job, folder.text(), board.operator->(), result);
+          },
           options);
       expect_nobody_hung(report);
       done += killed && !report.ok() ? 1 : 0;
