@@ -113,7 +113,8 @@ def trained_by_zeroth(
 def trained_by_torch(
     name: str, micro_steps: int, rank: int, world_size: int
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """One process that goes through the batches of all ranks. The buffers at the end are those of `rank`."""
+    """One process that goes through the batches of all ranks. The buffers at the end are rank 0's, if there are running
+    statistics among them, else those of `rank`."""
     model = zoo.make(name)
     changes = micro_steps > 1
     trained = groups_of(model) if changes else [p for p in model.parameters() if p.requires_grad]
@@ -139,7 +140,8 @@ def trained_by_torch(
         if scheduler is not None:
             scheduler.step()
         optimizer.zero_grad()
-    model.load_state_dict(after[rank], strict=False)
+    has_statistics = any(key in model.state_dict() and value.is_floating_point() for key, value in after[0].items())
+    model.load_state_dict(after[0 if has_statistics else rank], strict=False)
     return losses, {key: value.detach().clone() for key, value in model.state_dict().items()}
 
 
