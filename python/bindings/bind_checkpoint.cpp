@@ -72,6 +72,7 @@ void bind_manifest(py::module_& module) {
       .def_readwrite("params", &Manifest::params)
       .def_readwrite("extras", &Manifest::extras)
       .def_property_readonly("base", [](const Manifest& manifest) { return manifest.base.name; })
+      .def_readonly("accumulation", &Manifest::accumulation)
       .def_readwrite("loss_scaler", &Manifest::loss_scaler)
       .def_readwrite("user", &Manifest::user)
       .def_readwrite("user_of_rank", &Manifest::user_of_rank)

@@ -174,6 +174,9 @@ class Manifest:
     def base(self) -> str:
         """folder beside it that has the weights which never train; "" if they are here"""
     @property
+    def accumulation(self) -> str:
+        """JSON of a step that was under way, or "" """
+    @property
     def loss_scaler(self) -> str:
         """JSON, or "" """
     @loss_scaler.setter

@@ -9,9 +9,11 @@ import pickle
 import shutil
 import tarfile
 import unittest
+import warnings
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 from ckpt_case import Case, Tensors, example, param
 from safetensors.torch import load_file, save_file
 
@@ -62,6 +64,18 @@ class Conversions(Case):
         self.ckpt("convert", self.folder / "hf", self.folder / "hf-back", "--to", "zeroth", "--step", 3)
         left = {one.what.partition("/")[2].partition(":")[0] for one in zeroth.ckpt.diff(path, self.folder / "hf-back")}
         self.assertEqual(left, {"exp_avg", "exp_avg_sq", ""}, "weights and buffers are equal")
+
+    def test_names_that_begin_as_the_dictionary_of_weights_are_kept(self) -> None:
+        weights = {"model.a": torch.ones(2), "model.b": torch.zeros(3)}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dcp.save(weights, checkpoint_id=self.folder / "flat", no_dist=True)
+            dcp.save({"model": weights}, checkpoint_id=self.folder / "deep", no_dist=True)
+        for name in ("flat", "deep"):
+            found = zeroth.ckpt.read(self.folder / name)
+            self.assertEqual([one.name for one in found.params], ["model.a", "model.b"], name)
+        found = zeroth.ckpt.read(self.folder / "flat", model_prefix="model.")
+        self.assertEqual([one.name for one in found.params], ["a", "b"])
 
     def test_an_average_is_written_as_the_weights(self) -> None:
         wrote = example()

@@ -238,6 +238,27 @@ class OfAnEngine(Case):
         self.assertIn("is missing", self.json_of("ls", self.folder)["checkpoints"][0]["why"])
         self.refused("CHECKPOINT", "refers to another one", lambda: zeroth.ckpt.open(path))
 
+    def test_a_step_that_is_under_way_is_named_and_not_taken_along(self) -> None:
+        model = torch.nn.Linear(3, 2)
+        config = {"gradient_accumulation_steps": 2, "zero_optimization": {"stage": 2}}
+        engine = zeroth.Engine(model, config, log_level="off")
+        for micro_step in range(3):
+            engine.backward(engine(torch.ones(2, 3)).sum())
+            engine.step()
+            if micro_step >= 1:
+                path = engine.save(self.folder)
+        engine.close()
+        listed = self.json_of("ls", self.folder)["checkpoints"]
+        self.assertEqual([(one["step"], one["micro_step"]) for one in listed], [(1, 1), (1, 0)])
+        self.assertIn("between micro-steps: 1 of 2", self.ckpt("ls", path)[0])
+        self.assertEqual(zeroth.ckpt.verify(path), [])
+        different = [one.what for one in zeroth.ckpt.diff(listed[1]["path"], path)]
+        self.assertIn("accumulation", different)
+        self.assertIn("weight/step_sum", different)
+        text, _ = self.ckpt("convert", path, self.folder / "z", "--to", "zeroth")
+        self.assertIn("not taken: gradients of a step that was under way: 1 of 2 micro-steps", text)
+        self.assertEqual(zeroth.ckpt.diff(listed[1]["path"], self.folder / "z"), [])
+
 
 class Command(Case):
     def test_the_program_and_the_module_are_the_same_command(self) -> None:

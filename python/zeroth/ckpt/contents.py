@@ -16,6 +16,7 @@ __all__ = ["NO_GROUP", "WEIGHT", "Contents", "Hypers", "Lazy", "Param", "of_tens
 
 WEIGHT = "weight"
 """the state that is the parameter itself: its float32 master where there is one"""
+_STEP_SUM = "step_sum"
 NO_GROUP = -1
 """of a parameter whose hyper-parameters nobody knows"""
 
@@ -96,6 +97,8 @@ class Contents:
     """what Engine.save() took: client_state under "client" """
     loss_scaler: dict[str, Any] = dataclasses.field(default_factory=dict)
     """of fp16: scale, steps, last_overflow, hysteresis; empty if there is none"""
+    accumulation: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """micro_step, micro_steps and more of a step that was under way; empty between steps"""
     left_out: list[str] = dataclasses.field(default_factory=list)
     """what the source has and this does not, in words"""
     manifest: _C.Manifest | None = None
@@ -120,6 +123,15 @@ class Contents:
             param.updates = 0
         self.optimizer = ""
         self.loss_scaler = {}
+
+    def drop_accumulation(self) -> None:
+        """Gradients of a step that was under way: only the engine that had them can go on with them."""
+        if self.accumulation:
+            micro_step, of = self.accumulation["micro_step"], self.accumulation["micro_steps"]
+            self.left_out.append(f"gradients of a step that was under way: {micro_step} of {of} micro-steps")
+        self.accumulation = {}
+        for param in self.params:
+            param.states = {name: lazy for name, lazy in param.states.items() if not name.startswith(_STEP_SUM)}
 
     def use_state(self, state: str) -> None:
         """Values of this state become the weights: of an average. Parameters without it keep theirs. Raises Error USAGE

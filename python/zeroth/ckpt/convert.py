@@ -101,6 +101,7 @@ def convert(
         contents.step = step
     if state != WEIGHT:
         contents.use_state(state)
+    contents.drop_accumulation()
     if to not in TARGETS:
         raise refused("there is no such form", code="USAGE", which="to", expected=", ".join(TARGETS), got=str(to))
     if to == "zeroth":

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ def is_dcp(path: str) -> bool:
 
 def read_dcp(path: str, *, model_prefix: str | None = None) -> Contents:
     """Its .metadata is a pickle, which is read without making objects of its classes (inert_pickle.py). `model_prefix`:
-    of the keys of weights; None: "model." if there are such. Raises Error CHECKPOINT, IO."""
+    of the keys of weights; None: "model." if they stood in a dictionary "model". Raises Error CHECKPOINT, IO."""
     folder = _Folder(path)
     contents = Contents(origin=path, kind="dcp", params=[])
     named = optimizer_state.NamedState(state={}, groups=[])
@@ -60,7 +60,7 @@ def read_dcp(path: str, *, model_prefix: str | None = None) -> Contents:
     tied = tied_names(facts, path)
     prefix = model_prefix
     if prefix is None:
-        prefix = "model." if any(key.startswith("model.") for key in weights) else ""
+        prefix = _prefix_of(folder, weights)
     for key, lazy in weights.items():
         if not key.startswith(prefix):
             contents.left_out.append(key)
@@ -77,6 +77,16 @@ def read_dcp(path: str, *, model_prefix: str | None = None) -> Contents:
     _adopt(contents, named, flat_groups)
     adopt_facts(contents, facts)
     return contents
+
+
+def _prefix_of(folder: "_Folder", weights: Iterable[str]) -> str:
+    """A name that begins with "model." is something else than a dictionary of that name; DCP says which it was."""
+    for key in weights:
+        path = folder.path_of(key)
+        inside = path[0] == "model" and len(path) > 1 if path else key.startswith("model.")
+        if inside and (path or all(other.startswith("model.") for other in weights)):
+            return "model."
+    return ""
 
 
 def _client_of(value: Any) -> Any:
@@ -136,10 +146,17 @@ class _Folder:
         if not isinstance(about, dict) or not isinstance(places, dict):
             raise refused("a DCP has no metadata that is understood", which=where)
         self._about: dict[str, Any] = about
+        paths = metadata.get("planner_data")
+        self._paths: dict[str, Any] = paths if isinstance(paths, dict) else {}
         self._places: dict[str, list[tuple[tuple[int, ...], Inert]]] = {}
         for index, info in places.items():
             offset = tuple(index.get("offset") or ())
             self._places.setdefault(str(index.get("fqn")), []).append((offset, info))
+
+    def path_of(self, key: str) -> tuple[Any, ...]:
+        """Keys of the dictionaries in which it stood, one in the other; empty if nobody knows."""
+        path = self._paths.get(key)
+        return path if isinstance(path, tuple) else ()
 
     def keys(self) -> list[str]:
         return list(self._about)

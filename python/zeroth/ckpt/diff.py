@@ -123,6 +123,7 @@ def _of_the_rest(a: Contents, b: Contents) -> Iterator[Difference]:
     facts = (
         ("step", a.step, b.step),
         ("optimizer", a.optimizer, b.optimizer),
+        ("accumulation", a.accumulation, b.accumulation),
         ("loss scaler", a.loss_scaler, b.loss_scaler),
     )
     for what, x, y in facts:

@@ -5,7 +5,7 @@ import datetime
 import os
 
 from zeroth import _C
-from zeroth.ckpt.reader import is_checkpoint
+from zeroth.ckpt.reader import accumulation_of, is_checkpoint
 from zeroth.ckpt.refusals import refused
 
 __all__ = ["Entry", "entries", "prune", "verify"]
@@ -17,6 +17,8 @@ class Entry:
 
     path: str
     step: int
+    micro_step: int
+    """of the step after it, if it was saved between micro-steps; else 0"""
     whole: bool
     """its manifest is, and every file is there with its size; digests are verify()'s"""
     why: str
@@ -56,6 +58,7 @@ def _entry(path: str, step: int) -> Entry:
         return Entry(
             path=path,
             step=step,
+            micro_step=0,
             whole=False,
             why=error.message,
             world_size=0,
@@ -80,6 +83,7 @@ def _entry(path: str, step: int) -> Entry:
     return Entry(
         path=path,
         step=manifest.step,
+        micro_step=accumulation_of(manifest, path).get("micro_step", 0),
         whole=not why,
         why=why,
         world_size=manifest.world,

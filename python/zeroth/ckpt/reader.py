@@ -14,7 +14,7 @@ from zeroth.ckpt.contents import WEIGHT, Contents, Hypers, Lazy, Param
 from zeroth.ckpt.dtypes import dtype_of
 from zeroth.ckpt.refusals import refused
 
-__all__ = ["Checkpoint", "is_checkpoint", "open_checkpoint"]
+__all__ = ["Checkpoint", "accumulation_of", "is_checkpoint", "open_checkpoint"]
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
@@ -151,6 +151,7 @@ class Checkpoint:
             optimizer=self.manifest.optimizer,
             step=self.step,
             user=self.user,
+            accumulation=accumulation_of(self.manifest, self.path),
             loss_scaler=hypers.scaler_from_json(self.manifest.loss_scaler, self.path),
             manifest=self.manifest,
         )
@@ -192,6 +193,17 @@ class Checkpoint:
             return values
         self._reader.read(key, begin, end, values.view(torch.uint8))
         return values
+
+
+def accumulation_of(manifest: _C.Manifest, path: str) -> dict[str, Any]:
+    """Of a step that was under way; empty between steps. Raises Error CHECKPOINT."""
+    if not manifest.accumulation:
+        return {}
+    try:
+        said = json.loads(manifest.accumulation)
+        return {**said, "micro_step": int(said["micro_step"]), "micro_steps": int(said["micro_steps"])}
+    except (ValueError, TypeError, KeyError) as error:
+        raise refused("the accumulation of a checkpoint cannot be read", which=path, got=repr(error)) from error
 
 
 def _user(manifest: _C.Manifest, path: str) -> dict[str, Any]:

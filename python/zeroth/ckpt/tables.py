@@ -60,7 +60,7 @@ def of_entries(entries: Sequence[Entry]) -> str:
         known = one.world_size > 0
         rows.append(
             [
-                str(one.step),
+                str(one.step) + (f"-{one.micro_step}" if one.micro_step else ""),
                 str(one.world_size) if known else "-",
                 one.plan or "-",
                 one.optimizer or "-",
@@ -82,6 +82,7 @@ def facts_of(contents: Contents, entry: Entry | None) -> dict[str, Any]:
         "optimizer": contents.optimizer,
         "checkpoint": None if entry is None else dataclasses.asdict(entry),
         "groups": contents.groups,
+        "accumulation": contents.accumulation,
         "loss_scaler": contents.loss_scaler,
         "user": contents.user,
         "params": [
@@ -126,6 +127,8 @@ def of_contents(contents: Contents, entry: Entry | None) -> str:
         lines.append(f"written by {ranks}, plan {entry.plan}, {entry.date}, {state}")
     for number, group in enumerate(contents.groups):
         lines.append(f"group {number}: " + ", ".join(f"{name} {value:g}" for name, value in group.items()))
+    if contents.accumulation:
+        lines.append("between micro-steps: {micro_step} of {micro_steps}".format(**contents.accumulation))
     if contents.loss_scaler:
         lines.append("loss scaler: " + ", ".join(f"{name} {value:g}" for name, value in contents.loss_scaler.items()))
     if contents.user.get("client") is not None:

@@ -23,6 +23,7 @@ def write(contents: Contents, folder: str | os.PathLike[str], *, keep_last: int 
     the disk then. Weights of 16 bits of trained parameters become the float32 masters that engines have. Blocks. Raises
     Error: USAGE if the step is there, IO; and then nothing of it stays."""
     contents.require_unique()
+    contents.drop_accumulation()
     manifest = manifest_of(contents)
     writer = _C.CheckpointWriter(os.fspath(folder), manifest)
     lazies = _lazies(contents)
