@@ -1,6 +1,6 @@
 """What convert_test.py does with checkpoints between its jobs.
 
-convert_look.py FOLDER out|back NAME...
+convert_look.py FOLDER out|back|deepspeed NAME...
 """
 
 from __future__ import annotations
@@ -124,11 +124,15 @@ def back(folder: pathlib.Path, name: str) -> None:
     equal(load_file(folder / f"{name}-hf/export.safetensors"), load_file(folder / name / "export.safetensors"))
 
 
+def deepspeed(folder: pathlib.Path, name: str) -> None:
+    ckpt("convert", folder / name, folder / f"{name}-zeroth", "--to", "zeroth")
+
+
 def main() -> None:
     torch.set_num_threads(1)
     folder, what, *names = sys.argv[1:]
     for name in names:
-        {"out": out, "back": back}[what](pathlib.Path(folder), name)
+        {"out": out, "back": back, "deepspeed": deepspeed}[what](pathlib.Path(folder), name)
 
 
 if __name__ == "__main__":

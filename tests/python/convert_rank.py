@@ -10,6 +10,7 @@ import sys
 
 import checkpoint_rank
 import torch
+from golden import deepspeed_rank
 
 import zeroth
 
@@ -71,9 +72,34 @@ def weights(folder: str, stage: int, dtype: torch.dtype) -> None:
     run.step()
 
 
+def deepspeed(folder: str, stage: int, dtype: torch.dtype) -> None:
+    """What a run of DeepSpeed has left, with its model, groups, data and clipping."""
+    model = deepspeed_rank.Net().to(dtype)
+    engine = zeroth.Engine(
+        model,
+        {
+            "zero_optimization": {"stage": stage},
+            "optimizer": {"type": "AdamW", "params": {"lr": 0.5}},
+            "gradient_clipping": 1.0,
+        },
+        params=deepspeed_rank.groups_of(model),
+        log_level="warning",
+    )
+    loaded = engine.load(folder)
+    assert (loaded.step, loaded.client_state, loaded.missing) == (3, {"epoch": 2}, []), loaded
+    generator = torch.Generator().manual_seed(5 + engine.rank)
+    for _ in range(3):
+        deepspeed_rank.batch(generator)
+    for _ in range(2):
+        loss = engine(*deepspeed_rank.batch(generator))
+        engine.backward(loss)
+        engine.step()
+        print(f"{engine.rank} loss {loss.item()!r}", flush=True)
+
+
 def main() -> None:
     torch.set_num_threads(1)
-    calls = {"whole": whole, "resume": resume, "weights": weights}
+    calls = {"whole": whole, "resume": resume, "weights": weights, "deepspeed": deepspeed}
     for call in sys.argv[1:]:
         what, folder, stage, dtype = call.split(",")
         calls[what](folder, int(stage), getattr(torch, dtype))

@@ -3,9 +3,11 @@ with the same bits."""
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import subprocess
+import tarfile
 import tempfile
 
 import forked
@@ -55,6 +57,19 @@ class Conversions(job.RankTest):
             self.assertEqual(len(expected), 3 * len(kinds))
             found = [line for line in back if f"{rank} step " in line]
             self.assertEqual(found, [*expected[:3] * len(CONVERTED), *expected[3:] * len(CONVERTED)])
+
+    def test_a_run_of_deepspeed_goes_on(self) -> None:
+        with tarfile.open(job.HERE / "golden/of_others.tar.xz") as archive:
+            archive.extractall(self.folder, filter="data")
+        source = self.folder / "2-ranks-stage-2-fp32"
+        self.look("deepspeed", source.name)
+        out = self.run_calls(2, *[("deepspeed", f"{source.name}-zeroth", stage, "float32") for stage in (1, 3)])
+        expected = json.loads((source / "losses.json").read_text())
+        for rank in (0, 1):
+            found = [float(line.split()[-1]) for line in out if f"{rank} loss " in line]
+            self.assertEqual(found[:2], found[2:])
+            for ours, theirs in zip(found[:2], expected[rank], strict=True):
+                self.assertLess(abs(ours - theirs), 1e-5 * theirs)  # equal where the golden file was made
 
 
 if __name__ == "__main__":

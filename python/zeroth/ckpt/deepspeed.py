@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from zeroth import _C
 from zeroth.ckpt import hypers, optimizer_state
 from zeroth.ckpt.contents import WEIGHT, Contents, Hypers, Lazy, Param, of_tensor
 from zeroth.ckpt.inert_pickle import Inert, load_inert
@@ -324,6 +325,9 @@ class _Zero:
         """{"state", "param_groups"} of the optimizer below ZeRO's. An elastic checkpoint has a list of states."""
         base = optimizer.get("optimizer_state_dict" if self.by_parameter else "base_optimizer_state")
         if isinstance(base, list):
+            note = "hyper-parameters: an elastic checkpoint has none"
+            if note not in self.contents.left_out:
+                self.contents.left_out.append(note)
             return {"state": dict(enumerate(base)), "param_groups": []}
         return base if isinstance(base, dict) else {"state": {}, "param_groups": []}
 
@@ -395,5 +399,10 @@ def _without_zero(contents: Contents, model: Mapping[str, Any]) -> None:
         contents.params.append(
             Param(name=name, shape=lazy.shape, dtype=lazy.dtype, states={WEIGHT: lazy}, aliases=aliases)
         )
-    if model.get("optimizer") is not None:
-        contents.left_out.append("states of the optimizer of stage 0")
+    state = model.get("optimizer")
+    if state is None:
+        return
+    try:
+        optimizer_state.adopt(contents, optimizer_state.by_name(state, None, contents))
+    except _C.Error as error:  # it numbers its parameters in an order that is written nowhere
+        contents.left_out.append(f"states of the optimizer of stage 0: {error.message}")

@@ -2,7 +2,7 @@
 test; this says how the files were made.
 
 DS_ACCELERATOR=cpu RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29600
-deepspeed_rank.py OUT STAGE DTYPE
+deepspeed_rank.py OUT STAGE DTYPE [JSON of zero_optimization]
 
 step3_universal was made of OUT/step3 by python -m deepspeed.checkpoint.ds_to_universal.
 """
@@ -10,13 +10,11 @@ step3_universal was made of OUT/step3 by python -m deepspeed.checkpoint.ds_to_un
 # mypy: ignore-errors
 from __future__ import annotations
 
+import json
 import os
 import sys
 
-import deepspeed
 import torch
-from deepspeed.accelerator import get_accelerator
-from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from torch import nn
 
 SUB_GROUP = 40
@@ -43,13 +41,29 @@ class Net(nn.Module):
         return nn.functional.cross_entropy(self.head(self.norm(hidden)).float(), y)
 
 
+def groups_of(model: nn.Module) -> list[dict[str, object]]:
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return [
+        {"params": [p for p in trained if p.dim() >= 2]},
+        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
+    ]
+
+
+def batch(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randint(11, (4,), generator=generator)
+    return x, (x * 3 + 1) % 11
+
+
 def main() -> None:
+    import deepspeed
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
     out, stage, dtype = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     type(get_accelerator()).is_fp16_supported = lambda self: True
     deepspeed.init_distributed(dist_backend="gloo")
     torch.manual_seed(0)
     model = Net()
-    trained = [p for p in model.parameters() if p.requires_grad]
     adam = {"lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-7, "weight_decay": 0.1, "torch_adam": True}
     config = {
         "train_micro_batch_size_per_gpu": 4,
@@ -60,24 +74,29 @@ def main() -> None:
             "sub_group_size": SUB_GROUP if int(os.environ["WORLD_SIZE"]) == 3 else 100,
         },
     }
+    config["zero_optimization"].update(json.loads(sys.argv[4]) if len(sys.argv) > 4 else {})
     if dtype != "fp32":
         config[dtype] = {"enabled": True}
     if dtype == "fp16":
         config[dtype]["initial_scale_power"] = 4
-    groups = [
-        {"params": [p for p in trained if p.dim() >= 2]},
-        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    engine, *_ = deepspeed.initialize(model=model, config=config, model_parameters=groups)
+    engine, *_ = deepspeed.initialize(model=model, config=config, model_parameters=groups_of(model))
     rank = int(os.environ["RANK"])
     generator = torch.Generator().manual_seed(5 + rank)
-    for _ in range(3):
-        x = torch.randint(11, (4,), generator=generator)
-        engine.backward(engine(x, (x * 3 + 1) % 11))
+
+    def step() -> float:
+        loss = engine(*batch(generator))
+        engine.backward(loss)
         engine.step()
+        return loss.item()
+
+    for _ in range(3):
+        step()
     engine.save_checkpoint(out, tag="step3", client_state={"epoch": 2})
-    torch.distributed.barrier()
+    losses = [None] * int(os.environ["WORLD_SIZE"])
+    torch.distributed.all_gather_object(losses, [step(), step()])
     if rank == 0:
+        with open(f"{out}/losses.json", "w") as file:
+            json.dump(losses, file)
         truth = get_fp32_state_dict_from_zero_checkpoint(out)
         torch.save({name: tensor.clone() for name, tensor in truth.items()}, f"{out}/truth.pt")
 
