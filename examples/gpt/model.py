@@ -166,10 +166,8 @@ class Gpt(nn.Module):
         for block in self.blocks:
             h_BTD = block(h_BTD)
         logits_BTV = F.linear(self.last_norm(h_BTD), self.embedding)
-        if logits_BTV.dtype == torch.bfloat16:
-            logits_BTV = logits_BTV.to(
-                torch.float32
-            )  # eight bits of mantissa are too few for a sum over the vocabulary
+        if logits_BTV.dtype.itemsize == 2:
+            logits_BTV = logits_BTV.float()  # 16 bits are too few for a sum over the vocabulary
         return logits_BTV if y_BT is None else F.cross_entropy(logits_BTV.flatten(0, 1), y_BT.flatten())
 
 

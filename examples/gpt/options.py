@@ -66,7 +66,7 @@ class Options:
     batch: int | None
     accumulate: int | None
     dtype: str | None
-    """ "fp32", "bf16" or "fp64" """
+    """ "fp32", "bf16", "fp16" or "fp64" """
     lr: float | None
     clip: float | None
 
@@ -205,7 +205,7 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--zero-stage", type=int, choices=(0, 1, 2, 3), help="default 3")
     add("--batch", type=_integer(1, MOST), help="sequences per rank and micro-step (default 8)")
     add("--accumulate", type=_integer(1, MOST), help="micro-steps of a step (default 1)")
-    add("--dtype", choices=("fp32", "bf16", "fp64"), help="default fp32")
+    add("--dtype", choices=("fp32", "bf16", "fp16", "fp64"), help="default fp32")
     add("--lr", type=_number, help="highest learning rate (default 0.001)")
     add("--clip", type=_number, help="clip gradients to this norm; 0: off (default 1)")
 

@@ -19,6 +19,7 @@ ACCUMULATE = "/gradient_accumulation_steps"
 CLIP = "/gradient_clipping"
 LR = "/optimizer/params/lr"
 BF16 = "/bf16/enabled"
+FP16 = "/fp16/enabled"
 DEFAULT_LR = 1e-3
 DEFAULT_BATCH = 8
 
@@ -37,7 +38,7 @@ class Settings:
     batch: int
     """sequences of a step, all ranks together"""
     dtype: str
-    """ "fp32", "bf16" or "fp64" """
+    """ "fp32", "bf16", "fp16" or "fp64" """
     notes: list[str]
     """which argument replaced which value of the file"""
 
@@ -115,13 +116,14 @@ def make_settings(options: Options, world_size: int) -> Settings:
     config = overrides.config()
     micro_batch, accumulate = config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps
     assert micro_batch is not None and accumulate is not None, "_merge_batch sets them"
-    bf16 = json.loads(config.to_json())["bf16"]["enabled"]
+    sections = json.loads(config.to_json())
+    halves = [name for name in ("bf16", "fp16") if sections[name]["enabled"]]
     return Settings(
         config=config,
         micro_batch=micro_batch,
         accumulate=accumulate,
         batch=micro_batch * accumulate * world_size,
-        dtype=options.dtype or ("bf16" if bf16 else "fp32"),
+        dtype=options.dtype or (halves[0] if halves else "fp32"),
         notes=overrides.notes,
     )
 
@@ -176,10 +178,11 @@ def _merge_scheduler(steps: int, overrides: Overrides) -> None:
 
 
 def _merge_dtype(dtype: str | None, overrides: Overrides) -> None:
-    if dtype is None:
-        overrides.resolve_auto(BF16, False)
-    elif dtype == "bf16" or overrides.mentions(BF16):
-        overrides.argument(f"--dtype {dtype}", BF16, dtype == "bf16")
+    for name, key in (("bf16", BF16), ("fp16", FP16)):
+        if dtype is None:
+            overrides.resolve_auto(key, False)
+        elif dtype == name or overrides.mentions(key):
+            overrides.argument(f"--dtype {dtype}", key, dtype == name)
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:

@@ -62,8 +62,8 @@ def make_model(options: Options, dtype: str) -> Gpt:
             dtype=torch.float64 if dtype == "fp64" else torch.float32,
         )
     )
-    if dtype == "bf16":
-        model.to(torch.bfloat16)
+    if dtype in ("bf16", "fp16"):
+        model.to(torch.bfloat16 if dtype == "bf16" else torch.float16)
     if options.init:
         load_weights(model, options.init)
     return model

@@ -136,8 +136,8 @@ torch::Tensor GptImpl::forward(const torch::Tensor& x_BT, const torch::Tensor& y
     h_BTD = unit->forward(h_BTD);
   }
   torch::Tensor logits_BTV = torch::linear(last_norm_->forward(h_BTD), embedding_VD_);
-  if (logits_BTV.scalar_type() == torch::kBFloat16) {
-    logits_BTV = logits_BTV.to(torch::kFloat32);  // eight bits of mantissa are too few for a sum over the vocabulary
+  if (logits_BTV.element_size() == 2) {
+    logits_BTV = logits_BTV.to(torch::kFloat32);  // 16 bits are too few for a sum over the vocabulary
   }
   return y_BT.defined() ? torch::cross_entropy_loss(logits_BTV.flatten(0, 1), y_BT.flatten()) : logits_BTV;
 }

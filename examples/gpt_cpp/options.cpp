@@ -83,8 +83,8 @@ void add_engine_arguments(CLI::App& app, Options& options) {
   app.add_option("--zero-stage", options.zero_stage, "0, 1, 2 or 3 (default 3)")->check(CLI::Range(0, 3));
   app.add_option("--batch", options.batch, "sequences per rank and micro-step (default 8)")->check(CLI::PositiveNumber);
   app.add_option("--accumulate", options.accumulate, "micro-steps of a step (default 1)")->check(CLI::PositiveNumber);
-  app.add_option("--dtype", options.dtype, "fp32, bf16 or fp64 (default fp32)")
-      ->check(CLI::IsMember({"fp32", "bf16", "fp64"}));
+  app.add_option("--dtype", options.dtype, "fp32, bf16, fp16 or fp64 (default fp32)")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16", "fp64"}));
   app.add_option("--lr", options.lr, "highest learning rate (default 0.001)")->check(CLI::NonNegativeNumber);
   app.add_option("--clip", options.clip, "clip gradients to this norm (default 1); 0: off")
       ->check(CLI::NonNegativeNumber);

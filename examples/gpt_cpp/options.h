@@ -51,7 +51,7 @@ struct Options {
   std::optional<std::int64_t> accumulate{};
   std::optional<double> lr{};
   std::optional<double> clip{};
-  std::optional<std::string> dtype{};  ///< "fp32", "bf16" or "fp64"
+  std::optional<std::string> dtype{};  ///< "fp32", "bf16", "fp16" or "fp64"
 };
 
 /// A parsed command line: options to run with, or a text to print (--help, --version) and leave with success.
@@ -68,7 +68,7 @@ struct CommandLine {
 struct Settings {
   zeroth::Config config{};
   zeroth::BatchSizes batch{};        ///< sequences: a step, a rank's micro-step; micro-steps of a step
-  std::string dtype{};               ///< "fp32", "bf16" or "fp64"
+  std::string dtype{};               ///< "fp32", "bf16", "fp16" or "fp64"
   std::vector<std::string> notes{};  ///< which argument replaced which value of the file
 };
 

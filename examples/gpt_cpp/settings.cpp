@@ -22,6 +22,7 @@ constexpr const char* kAccumulate = "/gradient_accumulation_steps";
 constexpr const char* kClip = "/gradient_clipping";
 constexpr const char* kLr = "/optimizer/params/lr";
 constexpr const char* kBf16 = "/bf16/enabled";
+constexpr const char* kFp16 = "/fp16/enabled";
 constexpr double kDefaultLr = 1e-3;
 constexpr std::int64_t kDefaultBatch = 8;
 
@@ -143,10 +144,12 @@ void merge_optimizer(const Options& options, Overrides& overrides) {
 }
 
 void merge_dtype(const Options& options, Overrides& overrides) {
-  if (!options.dtype) {
-    overrides.resolve_auto(kBf16, false);
-  } else if (*options.dtype == "bf16" || overrides.mentions(kBf16)) {
-    overrides.argument("--dtype " + *options.dtype, kBf16, json(*options.dtype == "bf16"));
+  for (const auto& [name, key] : {std::pair{"bf16", kBf16}, std::pair{"fp16", kFp16}}) {
+    if (!options.dtype) {
+      overrides.resolve_auto(key, false);
+    } else if (*options.dtype == name || overrides.mentions(key)) {
+      overrides.argument("--dtype " + *options.dtype, key, json(*options.dtype == name));
+    }
   }
 }
 
@@ -170,7 +173,8 @@ Settings make_settings(const Options& options, int world_size) {
   settings.config = options.config_path.empty() ? zeroth::Config::from_json_text("{}", "zeroth-gpt", overrides.values())
                                                 : zeroth::Config::from_file(options.config_path, overrides.values());
   settings.batch = settings.config.resolve(world_size);
-  settings.dtype = options.dtype.value_or(settings.config.bf16 ? "bf16" : "fp32");
+  const bool fp16 = settings.config.fp16.enabled;
+  settings.dtype = options.dtype.value_or(settings.config.bf16 ? "bf16" : fp16 ? "fp16" : "fp32");
   settings.notes = overrides.notes();
   return settings;
 }

@@ -67,8 +67,8 @@ Gpt make_model(const Options& options, const std::string& dtype) {
                          .seq = options.seq,
                          .seed = options.seed,
                          .dtype = dtype == "fp64" ? torch::kFloat64 : torch::kFloat32});
-  if (dtype == "bf16") {
-    model->to(torch::kBFloat16);
+  if (dtype == "bf16" || dtype == "fp16") {
+    model->to(dtype == "bf16" ? torch::kBFloat16 : torch::kFloat16);
   }
   if (!options.init_path.empty()) {
     load_weights(model, options.init_path);

@@ -114,9 +114,9 @@ class Trainers(unittest.TestCase):
         path = self.folder / "initial.safetensors"
         torch.manual_seed(5)
         save_file({name: torch.randn(value.shape) / 8 for name, value in small_model().state_dict().items()}, path)
-        of_stages: dict[str, list[list[Any]]] = {"fp32": [], "bf16": []}
-        every = list(itertools.product(("fp32", "bf16"), ("0", "3")))
-        for dtype, stage in every if tier.LONG else [("fp32", "3"), ("bf16", "0")]:
+        of_stages: dict[str, list[list[Any]]] = {"fp32": [], "bf16": [], "fp16": []}
+        every = list(itertools.product(("fp32", "bf16", "fp16"), ("0", "3")))
+        for dtype, stage in every if tier.LONG else [("fp32", "3"), ("bf16", "0"), ("fp16", "2")]:
             arguments = (
                 "--init",
                 str(path),
