@@ -73,10 +73,10 @@ Manifest Engine::describe_states() const {
     for (std::size_t index = 0; index < group->part().params.size(); ++index) {
       manifest.params[static_cast<std::size_t>(group->part().params[index])].updates = group->updates()[index];
     }
-    for (const StatePiece& piece : pieces_of(*group)) {
-      if (piece.state.find('@') != std::string::npos) continue;  // of every rank's own
-      std::vector<CheckpointState>& states = manifest.params[static_cast<std::size_t>(piece.param)].states;
-      states.push_back({.name = piece.state, .dtype = safetensors_dtype(piece.dtype), .shape = piece.has.logical});
+    for (const StateOfParam& one : described_states(group->layout(), group->memory())) {
+      const int param = group->part().params[static_cast<std::size_t>(one.param)];
+      std::vector<CheckpointState>& states = manifest.params[static_cast<std::size_t>(param)].states;
+      states.push_back({.name = one.state, .dtype = safetensors_dtype(one.dtype), .shape = one.logical});
     }
   }
   return manifest;

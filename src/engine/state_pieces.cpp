@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 namespace zeroth {
@@ -82,6 +83,28 @@ std::vector<StatePiece> state_pieces(const ModelLayout& model, const ModelMemory
     }
   }
   return pieces;
+}
+
+std::vector<StateOfParam> described_states(const ModelLayout& model, const ModelMemory& memory) {
+  std::set<int> mastered;  // flats
+  for (const ModelMemory::Placed& placed : memory.states()) {
+    if (placed.row.kind == StateKind::kMaster) mastered.insert(placed.row.flat);
+  }
+  std::vector<StateOfParam> states;
+  for (const auto& [row, data] : memory.states()) {
+    const bool is_parameter = row.kind == StateKind::kParameter;
+    const bool is_state = row.kind == StateKind::kOptimizer || row.kind == StateKind::kAverage;
+    if ((!is_parameter && !is_state) || row.shape == StateShape::kRank) continue;
+    const FlatLayout& flat = model.flat(row.flat);
+    for (const Segment& segment : flat.segments) {
+      const ParamSpec& spec = model.params[static_cast<std::size_t>(segment.param)];
+      states.push_back({.param = segment.param,
+                        .state = is_parameter ? "weight" : row.name,
+                        .dtype = is_parameter && mastered.contains(row.flat) ? flat.accumulation() : row.dtype,
+                        .logical = box_of(spec, row.shape).logical});
+    }
+  }
+  return states;
 }
 
 std::vector<StatePiece> parameter_pieces(const ModelLayout& model, const ModelMemory& memory, bool is_first) {

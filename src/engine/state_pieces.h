@@ -40,6 +40,17 @@ struct StatePiece {
 [[nodiscard]] std::vector<StatePiece> state_pieces(const ModelLayout& model, const ModelMemory& memory, bool is_first,
                                                    int job_rank);
 
+/// A state that a parameter has on some rank.
+struct StateOfParam {
+  int param = 0;  ///< of the layout that it was made for
+  std::string state{};
+  DType dtype = DType::kFloat32;        ///< as StatePiece::dtype
+  std::vector<std::int64_t> logical{};  ///< shape of the state's tensor
+};
+
+/// What state_pieces() of all ranks are of, also where this rank has no element. Without states of every rank's own.
+[[nodiscard]] std::vector<StateOfParam> described_states(const ModelLayout& model, const ModelMemory& memory);
+
 /// The parameters at rest, in the dtype of computation, as the state "param".
 [[nodiscard]] std::vector<StatePiece> parameter_pieces(const ModelLayout& model, const ModelMemory& memory,
                                                        bool is_first);

@@ -71,6 +71,8 @@ def out(folder: pathlib.Path, name: str) -> None:
     exported = load_file(folder / name / "export.safetensors")
     checkpoint = zeroth.ckpt.open(folder / name)
     assert zeroth.ckpt.verify(checkpoint.path) == []
+    for about in checkpoint.manifest.params:  # also of what rank 0 has no element of
+        assert {state.name for state in about.states} == {"weight", "exp_avg", "exp_avg_sq"}, about.name
     masters = {one: checkpoint.tensor(one) for one in checkpoint.names}
     masters |= {one: checkpoint.buffer(one) for one in checkpoint.buffers}
     masters["head.weight"] = masters["embed.weight"]
