@@ -7,6 +7,7 @@
 #include "engine/shard_group.h"
 #include "engine/state_pieces.h"
 #include "engine/states_read.h"
+#include "engine/texts.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/text.h>
@@ -47,6 +48,18 @@ std::string few(const std::vector<std::string>& names) {
   return join(first, ", ") + (names.size() > kMost ? " and " + std::to_string(names.size() - kMost) + " more" : "");
 }
 
+/// Names that any rank has, each once, in the order of the ranks. Collective, blocks.
+std::vector<std::string> on_any_rank(const std::vector<std::string>& own, const Communicator& communicator) {
+  std::vector<std::string> all;
+  std::set<std::string> seen;
+  for (const std::string& text : gather_texts(Json(own).dump(), communicator)) {
+    for (const std::string& name : Json::parse(text).get<std::vector<std::string>>()) {
+      if (seen.insert(name).second) all.push_back(name);
+    }
+  }
+  return all;
+}
+
 }  // namespace
 
 LoadReport Engine::load(const std::string& path, const LoadOptions& options) {
@@ -74,6 +87,7 @@ LoadReport Engine::load(const std::string& path, const LoadOptions& options) {
       read = read_states(report, options);
       return Files{};
     });
+    report.missing = on_any_rank(report.missing, communicator_);
     take_states(read, report.manifest);
     const Manifest& taken = report.manifest;
     frozen_base_.reset();
