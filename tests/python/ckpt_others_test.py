@@ -65,6 +65,16 @@ class Conversions(Case):
         left = {one.what.partition("/")[2].partition(":")[0] for one in zeroth.ckpt.diff(path, self.folder / "hf-back")}
         self.assertEqual(left, {"exp_avg", "exp_avg_sq", ""}, "weights and buffers are equal")
 
+    def test_complex_parameters_become_pairs_of_reals(self) -> None:
+        model = torch.nn.ParameterDict({"c": torch.randn(3, dtype=torch.complex64), "r": torch.randn(2)})
+        adam = torch.optim.AdamW(model.named_parameters())
+        (model["c"].abs().sum() + model["r"].sum()).backward()
+        adam.step()
+        torch.save({"model": model.state_dict(), "optimizer": adam.state_dict()}, self.folder / "x.pt")
+        found = zeroth.ckpt.open(zeroth.ckpt.convert(self.folder / "x.pt", self.folder / "z", to="zeroth"))
+        for state, theirs in (("weight", model["c"].detach()), ("exp_avg", adam.state[model["c"]]["exp_avg"])):
+            self.equal({state: found.tensor("c", state)}, {state: torch.view_as_real(theirs)})
+
     def test_names_that_begin_as_the_dictionary_of_weights_are_kept(self) -> None:
         weights = {"model.a": torch.ones(2), "model.b": torch.zeros(3)}
         with warnings.catch_warnings():

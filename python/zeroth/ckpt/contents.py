@@ -12,7 +12,7 @@ import torch
 from zeroth import _C
 from zeroth.ckpt.refusals import refused
 
-__all__ = ["NO_GROUP", "WEIGHT", "Contents", "Hypers", "Lazy", "Param", "of_tensor", "weight_of"]
+__all__ = ["NO_GROUP", "WEIGHT", "Contents", "Hypers", "Lazy", "Param", "as_reals", "of_tensor", "weight_of"]
 
 WEIGHT = "weight"
 """the state that is the parameter itself: its float32 master where there is one"""
@@ -72,8 +72,18 @@ class Param:
 _TRAINED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
+def as_reals(lazy: Lazy) -> Lazy:
+    """A complex tensor as pairs of reals, which engines have for complex parameters; any other as it is."""
+    if not lazy.dtype.is_complex:
+        return lazy
+    read = lazy.read
+    real = torch.float64 if lazy.dtype == torch.complex128 else torch.float32
+    return Lazy(shape=(*lazy.shape, 2), dtype=real, read=lambda: torch.view_as_real(read()).contiguous())
+
+
 def weight_of(name: str, lazy: Lazy) -> Param:
     """A parameter of which no more is known; it trains if one of its dtype can."""
+    lazy = as_reals(lazy)
     return Param(name=name, shape=lazy.shape, dtype=lazy.dtype, states={WEIGHT: lazy}, trainable=lazy.dtype in _TRAINED)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from zeroth.ckpt import hypers
-from zeroth.ckpt.contents import NO_GROUP, WEIGHT, Contents, Hypers, Lazy, Param, of_tensor
+from zeroth.ckpt.contents import NO_GROUP, WEIGHT, Contents, Hypers, Lazy, Param, as_reals, of_tensor
 from zeroth.ckpt.refusals import refused
 
 __all__ = [
@@ -95,7 +95,7 @@ def _adopt_one(contents: Contents, param: Param, states: Mapping[str, Any]) -> s
         if key == "step":
             param.updates = int(scalar(value) or 0)
         elif key in _STATES and value is not None:
-            lazy = value if isinstance(value, Lazy) else of_tensor(value)
+            lazy = as_reals(value if isinstance(value, Lazy) else of_tensor(value))
             if lazy.shape != param.shape:
                 raise refused(
                     "a state has another shape than its parameter",
