@@ -43,10 +43,20 @@ class WeightReport:
 
 
 def ranks_of(ranks: Ranks) -> list[int]:
-    """As the engine takes them: an empty list is all ranks."""
+    """As the engine takes them: an empty list is all ranks. Raises Error USAGE for an empty one here."""
     if ranks is None:
         return []
-    return [ranks] if isinstance(ranks, int) else list(ranks)
+    chosen = [ranks] if isinstance(ranks, int) else list(ranks)
+    if not chosen:
+        raise _C.make_error(
+            "USAGE",
+            "no rank wants the values",
+            where="python.state",
+            which="ranks",
+            expected="one rank, several, or None for all",
+            got=repr(ranks),
+        )
+    return chosen
 
 
 def wants(core: _C.Engine, ranks: Ranks) -> bool:

@@ -157,6 +157,8 @@ def reads() -> None:
                 engine.full("scale", "exp_avg")
             with refused("USAGE", "there is no such rank"):
                 engine.full("mix", ranks=7)
+            with refused("USAGE", "no rank wants"):
+                engine.full("mix", ranks=[])
             engine.close()
         if dtype == torch.float64:
             against_torch(expected["grad"])
