@@ -64,6 +64,7 @@ std::vector<std::string> on_any_rank(const std::vector<std::string>& own, const 
 
 LoadReport Engine::load(const std::string& path, const LoadOptions& options) {
   require_between_steps("engine.load");
+  require_own_weights("load()");
   return together([&] {
     sync(own_->load);
     settle_save();

@@ -84,6 +84,7 @@ Manifest Engine::describe_states() const {
 
 std::string Engine::save(const std::string& folder, const SaveOptions& options) {
   require_between_micro_steps("engine.save");
+  require_own_weights("save()");
   return together([&] {
     sync(own_->save);
     settle_save();

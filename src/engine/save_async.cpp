@@ -41,6 +41,7 @@ std::optional<Error> error_in(const std::string& outcome) {
 
 SaveHandle Engine::save_async(const std::string& folder, const SaveOptions& options) {
   require_between_micro_steps("engine.save_async");
+  require_own_weights("save_async()");
   return together([&] {
     sync(own_->save);
     settle_save();
