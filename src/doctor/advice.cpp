@@ -64,7 +64,7 @@ void check(const ModelSize& model, const Cluster& cluster) {
   check(model.layers >= 1 && model.layers <= 4096, "--layers", "1 to 4096", std::to_string(model.layers));
   check(model.micro_steps >= 1 && model.micro_steps <= 1'000'000, "--micro-steps", "1 to 1000000",
         std::to_string(model.micro_steps));
-  check(is_trained(model.dtype), "--dtype", "fp32, fp64 or bf16", "another one");
+  check(is_trained(model.dtype), "--dtype", "fp32, fp64, bf16 or fp16", "another one");
   check(cluster.hosts >= 1 && cluster.ranks_per_host >= 1 && cluster.hosts <= 4096 / cluster.ranks_per_host, "ranks",
         "1 to 4096", fmt::format("{} on {} hosts", cluster.ranks_per_host, cluster.hosts));
   const auto usable = [](double rate) { return std::isfinite(rate) && rate > 0; };

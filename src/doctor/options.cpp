@@ -77,7 +77,7 @@ void declare(CLI::App& app, Options& options, Raw& raw) {
   for (const auto& [name, value, what, type] :
        std::vector<std::tuple<const char*, std::string*, const char*, const char*>>{
            {"--params", &raw.params, "Parameters of the model: 7e9", "N"},
-           {"--dtype", &raw.dtype, "Of the parameters: bf16, fp32 or fp64 (bf16)", "NAME"},
+           {"--dtype", &raw.dtype, "Of the parameters: bf16, fp16, fp32 or fp64 (bf16)", "NAME"},
            {"--layers", &raw.layers, "Blocks that repeat (32)", "N"},
            {"--micro-steps", &raw.micro_steps, "Gradient accumulation (1)", "N"},
            {"--compute-seconds", &raw.compute, "What a step takes without links (0)", "SECONDS"},
@@ -108,6 +108,8 @@ std::uint64_t parse_gib(const char* option, const std::string& text) {
 DType parse_dtype(const std::string& text) {
   for (const auto& [name, dtype] : {std::pair{"bf16", DType::kBFloat16},
                                     {"bfloat16", DType::kBFloat16},
+                                    {"fp16", DType::kFloat16},
+                                    {"float16", DType::kFloat16},
                                     {"fp32", DType::kFloat32},
                                     {"float32", DType::kFloat32},
                                     {"fp64", DType::kFloat64},
@@ -115,7 +117,7 @@ DType parse_dtype(const std::string& text) {
     if (text == name) return dtype;
   }
   refuse("parameters are not trained in this type",
-         {.which = "--dtype", .expected = "bf16, fp32 or fp64", .got = in_quotes(text)});
+         {.which = "--dtype", .expected = "bf16, fp16, fp32 or fp64", .got = in_quotes(text)});
 }
 
 void check_hosts(const CLI::App& app, Options& options, const Raw& raw) {

@@ -466,8 +466,9 @@ constexpr std::array kKeys{
          .lowest = 1}),
     bind<&Config::runtime, &RuntimeConfig::broadcast_buffers>(
         {.pointer = "/zeroth/broadcast_buffers",
-         .text = "Before each forward in training every rank takes rank 0's buffers, and after each step those that "
-                 "changed, if the model has running statistics: so exports and evaluations do not depend on the rank."}),
+         .text =
+             "Before each forward in training every rank takes rank 0's buffers, and after each step those that "
+             "changed, if the model has running statistics: so exports and evaluations do not depend on the rank."}),
     bind<&Config::runtime, &RuntimeConfig::cast>(
         {.pointer = "/zeroth/cast",
          .text = "A model in float32 takes the dtype that `bf16.enabled` or `fp16.enabled` names, with its buffers, as "

@@ -127,7 +127,7 @@ TEST(Options, WhatIsWrongIsOneLine) {
       {{"doctor", "--min-free-gib", "much"}, "--min-free-gib"},
       {{"doctor", "--params", "7"}, "--params"},
       {{"doctor", "--params", "7e9x"}, "--params"},
-      {{"doctor", "--params", "7e9", "--dtype", "fp16"}, "bf16, fp32 or fp64"},
+      {{"doctor", "--params", "7e9", "--dtype", "int8"}, "bf16, fp16, fp32 or fp64"},
       {{"doctor", "--params", "7e9", "--layers", "0"}, "--layers"},
       {{"doctor", "--params", "7e9", "--micro-steps", "0"}, "--micro-steps"},
       {{"doctor", "--params", "7e9", "--compute-seconds", "-1"}, "--compute-seconds"},

@@ -34,6 +34,8 @@ template <class Out, class In>
 Out widened(In value) {
   if constexpr (sizeof(In) == sizeof(Out)) {
     return value;
+  } else if constexpr (std::is_same_v<In, Float16>) {
+    return std::bit_cast<float>(Float16::widen_bits(value.bits));
   } else {
     return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16U);
   }
