@@ -80,7 +80,7 @@ TEST(CommandLine, RefusesWhatCannotBeMeant) {
   EXPECT_THAT(usage_error_of({"--zero-stage", "4"}), HasSubstr("--zero-stage"));
   EXPECT_THAT(usage_error_of({"--layers", "0"}), HasSubstr("--layers"));
   EXPECT_THAT(usage_error_of({"--layers", "three"}), HasSubstr("--layers"));
-  EXPECT_THAT(usage_error_of({"--dtype", "fp16"}), HasSubstr("fp16"));
+  EXPECT_THAT(usage_error_of({"--dtype", "int8"}), HasSubstr("int8"));
   EXPECT_THAT(usage_error_of({"--batch", "0"}), HasSubstr("--batch"));
   EXPECT_THAT(usage_error_of({"--lr", "-1"}), HasSubstr("--lr"));
   EXPECT_THAT(usage_error_of({"--target", "unigram"}), HasSubstr("bigram"));
