@@ -145,8 +145,11 @@ void Engine::allocate_groups() {
     const auto number = [](const std::vector<int>& numbers, int index) {
       return numbers[static_cast<std::size_t>(index)];
     };
-    group.parameters().set_before_gather(
-        [this, &group, number](int unit) { uneven_join_->announce(own_->gather, number(group.part().units, unit)); });
+    group.parameters().set_before_gather([this, &group, number](int unit) {
+      // By its first flat, which says the group too.
+      const int flat = group.layout().unit_flats[static_cast<std::size_t>(unit)].at(0);
+      uneven_join_->announce(own_->gather, number(group.part().flats, flat));
+    });
     group.gradients().set_before_reduce(
         [this, &group, number](int flat) { uneven_join_->announce(own_->reduce, number(group.part().flats, flat)); });
     if (!any_reads_peers) continue;
@@ -173,7 +176,8 @@ Engine::~Engine() {
   communicator_.backend().set_tag_names({});  // they speak of this engine's layout
 }
 
-void Engine::initialize(const std::function<ConstTensorView(int)>& values, const std::function<void(int)>& release) {
+void Engine::initialize(const std::function<ConstTensorView(int)>& values,
+                        const std::function<void(std::span<const int> params)>& release) {
   for (const auto& group : groups_) {
     const int differing = group->initialize(values, release, *resources_);
     if (differing >= 0) {
@@ -191,30 +195,40 @@ Invocation Engine::begin_forward(int unit, bool evaluates) {
 
 void Engine::pre_forward(const Invocation& use) {
   enter(use.evaluates ? Phase::kEvaluation : Phase::kForward, use.unit);
-  const auto [group, unit] = unit_at(use.unit);
-  group.uses().pre_forward(unit);
+  for (const PartIndex part : parts_of(use.unit)) {
+    const auto [group, unit] = at(part);
+    group.uses().pre_forward(unit);
+  }
 }
 
 void Engine::post_forward(const Invocation& use, bool awaits_backward) {
-  const auto [group, unit] = unit_at(use.unit);
-  group.uses().post_forward(unit, awaits_backward);
+  for (const PartIndex part : parts_of(use.unit)) {
+    const auto [group, unit] = at(part);
+    group.uses().post_forward(unit, awaits_backward);
+  }
 }
 
 void Engine::drop_forward(const Invocation& use) noexcept {
-  const auto [group, unit] = unit_at(use.unit);
-  group.uses().drop_forward(unit);
+  for (const PartIndex part : parts_of(use.unit)) {
+    const auto [group, unit] = at(part);
+    group.uses().drop_forward(unit);
+  }
 }
 
 void Engine::pre_backward(int unit) {
   uneven_join_->announce_backward(own_->backward);
   enter(Phase::kBackward, unit);
-  const auto [group, index] = unit_at(unit);
-  group.uses().pre_backward(index);
+  for (const PartIndex part : parts_of(unit)) {
+    const auto [group, index] = at(part);
+    group.uses().pre_backward(index);
+  }
 }
 
 void Engine::post_backward(int unit) {
-  const auto [group, index] = unit_at(unit);
-  group.uses().post_backward(index);
+  for (const PartIndex part : parts_of(unit)) {
+    const auto [group, index] = at(part);
+    group.uses().post_backward(index);
+  }
 }
 
 void Engine::grad_ready(int param, ConstTensorView grad) {
@@ -235,13 +249,17 @@ void Engine::expect_gradient(int param, bool expected) {
 }
 
 void Engine::end_gradients(int unit) {
-  const auto [group, index] = unit_at(unit);
-  if (!group.uses().gradients_complete(index)) group.gradients().end_unit(index, group.uses().expected());
+  for (const PartIndex part : parts_of(unit)) {
+    const auto [group, index] = at(part);
+    if (!group.uses().gradients_complete(index)) group.gradients().end_unit(index, group.uses().expected());
+  }
 }
 
 bool Engine::gradients_complete(int unit) const {
-  const auto [group, index] = unit_at(unit);
-  return group.uses().gradients_complete(index);
+  return std::ranges::all_of(parts_of(unit), [this](PartIndex part) {
+    const auto [group, index] = at(part);
+    return group.uses().gradients_complete(index);
+  });
 }
 
 void Engine::end_backward() {

@@ -28,10 +28,10 @@ struct Engine::OwnOperations {
 
   // Calls of the stores, where they are matched.
   OperationId gather = row({.name = "the parameters",
-                            .subject = Operation::Subject::kUnit,
-                            .join = part([this](int unit) {
-                              const auto [group, index] = engine.unit_at(unit);
-                              group.parameters().take_part(index);
+                            .subject = Operation::Subject::kFlat,
+                            .join = part([this](int flat) {
+                              const auto [group, index] = engine.flat_at(flat);
+                              group.parameters().take_part(group.layout().flat(index).unit);
                             }),
                             .offered = false});
   OperationId reduce = row({.name = "the gradients",

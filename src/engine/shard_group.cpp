@@ -131,7 +131,8 @@ void ShardGroup::allocate(const GroupResources& shared, OperationId step, const 
   trained_ = uses_->expected();
 }
 
-int ShardGroup::initialize(const std::function<ConstTensorView(int)>& values, const std::function<void(int)>& release,
+int ShardGroup::initialize(const std::function<ConstTensorView(int)>& values,
+                           const std::function<void(std::span<const int> params)>& release,
                            const GroupResources& shared) {
   const Communicator alike = alike_ ? Communicator(alike_) : *communicator_;
   InitialValues initial(layout(), *memory_, shared.device, shared.kernels, shared.gather_stream, alike);
@@ -139,7 +140,11 @@ int ShardGroup::initialize(const std::function<ConstTensorView(int)>& values, co
     return numbers[static_cast<std::size_t>(index)];
   };
   const int differing = initial.bring([&](int param) { return values(number(part_.params, param)); },
-                                      [&](int unit) { release(number(part_.units, unit)); });
+                                      [&](int unit) {
+                                        std::vector<int> params = layout().units[static_cast<std::size_t>(unit)].params;
+                                        for (int& param : params) param = number(part_.params, param);
+                                        release(params);
+                                      });
   staging_bytes_ = initial.staging_bytes();
   parameters_->publish();
   for (int flat = 0; !spec_.plan.gathers_parameters() && flat < static_cast<int>(part_.flats.size()); ++flat) {

@@ -53,7 +53,8 @@ class ShardGroup {
   void allocate(const GroupResources& shared, OperationId step, const OperationNames& names);
   /// Collective, blocks; see Engine::initialize(). Returns the first unit of the whole model whose values differed, -1.
   [[nodiscard]] int initialize(const std::function<ConstTensorView(int)>& values,
-                               const std::function<void(int)>& release, const GroupResources& shared);
+                               const std::function<void(std::span<const int> params)>& release,
+                               const GroupResources& shared);
 
   [[nodiscard]] const ShardGroupSpec& spec() const { return spec_; }
   [[nodiscard]] const ModelPart& part() const { return part_; }

@@ -177,7 +177,7 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
   libtorch::require_shareable(runtime->model_, runtime->core_->communicator());  // before any parameter is taken
   originals.forget();
   runtime->core_->initialize([&slots](int param) { return slots.initial_value(param); },
-                             [&slots](int unit) { slots.drop_initial(unit); });
+                             [&slots](std::span<const int> params) { slots.drop_initial(params); });
   if (const std::string buffer = libtorch::share_buffers(runtime->model_, runtime->core_->communicator());
       !buffer.empty()) {
     runtime->log_.warn("buffers differed from rank 0's (first: " + buffer + "); rank 0's are used");

@@ -101,10 +101,10 @@ ConstTensorView ParameterSlots::initial_value(int param) {
   return {static_cast<const std::byte*>(initial_.back().const_data_ptr()), spec.shape, spec.dtype};
 }
 
-void ParameterSlots::drop_initial(int unit) {
+void ParameterSlots::drop_initial(std::span<const int> params) {
   const at::NoGradGuard no_grad;
   taken_ = true;
-  for (const int param : layout_->units[static_cast<std::size_t>(unit)].params) {
+  for (const int param : params) {
     tensors_[static_cast<std::size_t>(param)].set_data(guards_[static_cast<std::size_t>(param)]);
   }
   initial_.clear();

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,14 +34,14 @@ class ParameterSlots final : public ParameterBinder {
   /// Call once the layout is known, before the first bind(). With `copies` storages point at these and not at the
   /// engine's memory. `gathered`: parameters at rest are shards.
   void set_layout(const ModelLayout& layout, bool gathered, std::unique_ptr<DeviceCopies> copies);
-  /// Dense host memory with the values of a parameter as the user made it; until drop_initial() of its unit.
+  /// Dense host memory with the values of a parameter as the user made it; until drop_initial().
   [[nodiscard]] ConstTensorView initial_value(int param);
   /// See EngineOptions::initial_value.
   void set_initial(std::function<at::Tensor(const std::string& name)> make) { make_initial_ = std::move(make); }
   /// Bytes of what it has made, at most at once.
   [[nodiscard]] std::uint64_t initial_peak() const { return initial_peak_; }
-  /// Drops the user's original memory of a unit's parameters: they become guards.
-  void drop_initial(int unit);
+  /// Drops the user's original memory of these parameters: they become guards.
+  void drop_initial(std::span<const int> params);
 
   void bind(int flat, std::byte* data) override;
   /// The engine's memory has new values of what trains: the copies of what is bound get them too.

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <numeric>
 #include <unordered_set>
+#include <utility>
 
 namespace zeroth {
 namespace {
@@ -39,6 +41,7 @@ std::string ModelLayout::describe_param(int param) const {
   std::string text = spec.name + " " + std::string(name_of(spec.dtype)) + " " + extents(spec.shape);
   text += spec.trainable ? " trainable" : " frozen";
   text += " group " + std::to_string(spec.group);
+  if (spec.shard_group != 0) text += " shard group " + std::to_string(spec.shard_group);
   if (spec.grad_factor != 1.0) text += " grad_factor " + hex_float(spec.grad_factor);
   for (const std::string& alias : spec.aliases) text += " tied to " + alias;
   if (!spec.logical_shape.empty()) text += " at " + extents(spec.box_offset) + " of " + extents(spec.logical_shape);
@@ -46,6 +49,22 @@ std::string ModelLayout::describe_param(int param) const {
   text += (unit.repeated ? " repeated unit " : " unit ") + unit.name;
   return text;
 }
+
+namespace {
+
+/// A unit's parameters by shard group, in their order; one without parameters is in group 0.
+std::map<int, UnitSpec> parts_by_group(const std::vector<ParamSpec>& params, const UnitSpec& unit) {
+  std::map<int, UnitSpec> parts;
+  for (const int param : unit.params) {
+    const int group = params[static_cast<std::size_t>(param)].shard_group;
+    UnitSpec& part = parts.try_emplace(group, UnitSpec{.name = unit.name, .repeated = unit.repeated}).first->second;
+    part.params.push_back(param);
+  }
+  if (parts.empty()) parts.emplace(0, unit);
+  return parts;
+}
+
+}  // namespace
 
 ModelLayout make_model_layout(std::vector<ParamSpec> params, std::vector<UnitSpec> units, int world) {
   return make_model_layout(std::move(params), std::move(units), Degrees{.world = world});
@@ -71,14 +90,6 @@ ModelLayout make_model_layout(std::vector<ParamSpec> params, std::vector<UnitSpe
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
     const UnitSpec& spec = model.units[unit];
     model.unit_flats.emplace_back();
-    ZR_CHECK(spec.shard_group >= 0 && static_cast<std::size_t>(spec.shard_group) < degrees.size(), ErrorCode::kUsage,
-             "a unit is in a shard group that does not exist",
-             {.where = "zero.model_layout",
-              .which = spec.name,
-              .expected = "0 to " + std::to_string(degrees.size() - 1),
-              .got = std::to_string(spec.shard_group)});
-    const Degrees& of_unit = degrees[static_cast<std::size_t>(spec.shard_group)];
-    const std::array<int, 3> below_the_world{of_unit.parameter, of_unit.optimizer, of_unit.gradient};
     for (const int param : spec.params) {
       ZR_CHECK(param >= 0 && static_cast<std::size_t>(param) < model.params.size(), ErrorCode::kUsage,
                "a unit names a parameter that does not exist",
@@ -92,16 +103,26 @@ ModelLayout make_model_layout(std::vector<ParamSpec> params, std::vector<UnitSpe
            .got = place.unit < 0 ? "" : model.units[static_cast<std::size_t>(place.unit)].name + " and " + spec.name});
       place.unit = static_cast<int>(unit);
     }
-    for (FlatLayout& layout :
-         make_flat_layouts(model.params, spec, static_cast<int>(unit), of_unit.world, below_the_world)) {
-      const int index = static_cast<int>(model.flats.size());
-      for (std::size_t segment = 0; segment < layout.segments.size(); ++segment) {
-        ParamPlace& place = model.places[static_cast<std::size_t>(layout.segments[segment].param)];
-        place.flat = index;
-        place.segment = static_cast<int>(segment);
+    for (const auto& [group, part] : parts_by_group(model.params, spec)) {
+      ZR_CHECK(group >= 0 && static_cast<std::size_t>(group) < degrees.size(), ErrorCode::kUsage,
+               "a parameter is in a shard group that does not exist",
+               {.where = "zero.model_layout",
+                .which = part.params.empty() ? spec.name : model.params[static_cast<std::size_t>(part.params[0])].name,
+                .expected = "0 to " + std::to_string(degrees.size() - 1),
+                .got = std::to_string(group)});
+      const Degrees& of_group = degrees[static_cast<std::size_t>(group)];
+      const std::array<int, 3> below_the_world{of_group.parameter, of_group.optimizer, of_group.gradient};
+      for (FlatLayout& layout :
+           make_flat_layouts(model.params, part, static_cast<int>(unit), of_group.world, below_the_world)) {
+        const int index = static_cast<int>(model.flats.size());
+        for (std::size_t segment = 0; segment < layout.segments.size(); ++segment) {
+          ParamPlace& place = model.places[static_cast<std::size_t>(layout.segments[segment].param)];
+          place.flat = index;
+          place.segment = static_cast<int>(segment);
+        }
+        model.unit_flats.back().push_back(index);
+        model.flats.push_back(std::move(layout));
       }
-      model.unit_flats.back().push_back(index);
-      model.flats.push_back(std::move(layout));
     }
   }
   for (std::size_t param = 0; param < model.params.size(); ++param) {
@@ -118,28 +139,30 @@ ModelParts split_model(const ModelLayout& model, std::span<const Degrees> degree
   for (std::size_t group = 0; group < degrees.size(); ++group) split.parts[group].layout.world = degrees[group].world;
   const auto next = [](const std::vector<int>& numbers) { return static_cast<int>(numbers.size()); };
   for (std::size_t param = 0; param < model.params.size(); ++param) {
-    const auto unit = static_cast<std::size_t>(model.places[param].unit);
-    const int group = model.units[unit].shard_group;
+    const int group = model.params[param].shard_group;
     ModelPart& part = split.parts[static_cast<std::size_t>(group)];
     split.params[param] = {group, next(part.params)};
     part.params.push_back(static_cast<int>(param));
     part.layout.params.push_back(model.params[param]);
   }
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
-    const int group = model.units[unit].shard_group;
-    ModelPart& part = split.parts[static_cast<std::size_t>(group)];
-    const int unit_of_part = next(part.units);
-    split.units.push_back({group, unit_of_part});
-    part.units.push_back(static_cast<int>(unit));
-    UnitSpec& spec = part.layout.units.emplace_back(model.units[unit]);
-    for (int& param : spec.params) param = split.params[static_cast<std::size_t>(param)].index;
-    part.layout.unit_flats.emplace_back();
+    split.units.emplace_back();
+    for (auto& [group, spec] : parts_by_group(model.params, model.units[unit])) {
+      ModelPart& part = split.parts[static_cast<std::size_t>(group)];
+      split.units.back().push_back({group, next(part.units)});
+      part.units.push_back(static_cast<int>(unit));
+      for (int& param : spec.params) param = split.params[static_cast<std::size_t>(param)].index;
+      part.layout.units.push_back(std::move(spec));
+      part.layout.unit_flats.emplace_back();
+    }
     for (const int flat : model.unit_flats[unit]) {
+      const PartIndex first = split.params[static_cast<std::size_t>(model.flat(flat).segments.at(0).param)];
+      ModelPart& part = split.parts[static_cast<std::size_t>(first.part)];
       part.layout.unit_flats.back().push_back(next(part.flats));
-      split.flats.push_back({group, next(part.flats)});
+      split.flats.push_back({first.part, next(part.flats)});
       part.flats.push_back(flat);
       FlatLayout& layout = part.layout.flats.emplace_back(model.flat(flat));
-      layout.unit = unit_of_part;
+      layout.unit = next(part.units) - 1;
       for (Segment& segment : layout.segments)
         segment.param = split.params[static_cast<std::size_t>(segment.param)].index;
     }
@@ -147,7 +170,9 @@ ModelParts split_model(const ModelLayout& model, std::span<const Degrees> degree
   for (ModelPart& part : split.parts) {
     for (const int param : part.params) {
       ParamPlace place = model.places[static_cast<std::size_t>(param)];
-      place.unit = split.units[static_cast<std::size_t>(place.unit)].index;
+      const std::vector<PartIndex>& parts = split.units[static_cast<std::size_t>(place.unit)];
+      const int group = model.params[static_cast<std::size_t>(param)].shard_group;
+      place.unit = std::ranges::find(parts, group, &PartIndex::part)->index;
       if (place.flat >= 0) place.flat = split.flats[static_cast<std::size_t>(place.flat)].index;
       part.layout.places.push_back(place);
     }

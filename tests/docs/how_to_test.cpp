@@ -113,15 +113,18 @@ TEST(HowToAddAGroup, UnitsOfItAreOfTheirRanks) {
   training.world = 4;
   test::run_ranks(4, [&](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {
     test::ToyModel model(training.model, 7);
-    std::vector<UnitSpec> units = model.structure().units;
-    for (UnitSpec& unit : units) {
-      if (unit.repeated) unit.name = "experts." + unit.name;
+    std::vector<ParamSpec> params = model.structure().params;
+    for (const UnitSpec& unit : model.structure().units) {
+      for (const int param : unit.params) {
+        std::string& name = params[static_cast<std::size_t>(param)].name;
+        if (unit.repeated) name = "experts." + name;
+      }
     }
     EngineSettings settings;
     settings.groups.resize(2);
-    put_experts_apart(4, 2, units, settings);
+    put_experts_apart(4, 2, params, settings);
     const auto device = make_cpu_device();
-    Engine engine(model.structure().params, units, settings, *device, backend, model, Logger());
+    Engine engine(params, model.structure().units, settings, *device, backend, model, Logger());
     model.attach(engine);
     for (int step = 0; step < 2; ++step) {
       (void)model.forward_backward(step, 0);

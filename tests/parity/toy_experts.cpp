@@ -117,7 +117,7 @@ Structure make_structure(const ExpertsTraining& training, const std::vector<int>
     add(block, {.name = "blocks." + number + ".weight", .shape = {width, width}}, draw(width * width),
         "blocks." + number + ".weight");
     made.units.push_back(std::move(block));
-    UnitSpec unit{.name = "experts." + number, .repeated = true, .shard_group = expert_group};
+    UnitSpec unit{.name = "experts." + number, .repeated = true};
     for (int expert = 0; expert < kExperts; ++expert) {
       std::vector<float> weight = draw(width * width);
       std::vector<float> bias = draw(width);
@@ -133,6 +133,8 @@ Structure make_structure(const ExpertsTraining& training, const std::vector<int>
         biases.logical_shape = {kExperts, width};
         biases.box_offset = {expert, 0};
       }
+      weights.shard_group = expert_group;
+      biases.shard_group = expert_group;
       add(unit, std::move(weights), std::move(weight), mine + ".weight");
       add(unit, std::move(biases), std::move(bias), mine + ".bias");
     }
@@ -155,7 +157,7 @@ class Bound final : public ParameterBinder {
           return ConstTensorView{reinterpret_cast<const std::byte*>(structure_.values[index].data()),
                                  structure_.params[index].shape, DType::kFloat32};
         },
-        [](int) {});
+        [](std::span<const int>) {});
   }
   void bind(int flat, std::byte* data) override {
     if (flats_.size() <= static_cast<std::size_t>(flat)) flats_.resize(static_cast<std::size_t>(flat) + 1, nullptr);

@@ -8,7 +8,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -222,29 +224,46 @@ TEST(Experts, SettingsThatCannotBeAreRefusedByName) {
               AllOf(HasSubstr("a parameter is no box of its tensor"), HasSubstr("[1, 40, 40] at [2, 0, 0]")));
 }
 
-/// Block after block in another group of the same ranks, with another plan.
-void cut_in_two(const std::vector<ShardingPlan>& plans, ToyStructure& structure, EngineSettings& settings) {
+enum class Cut : std::uint8_t { kUnits, kInsideUnits };
+
+/// Block after block, or parameter after parameter, in another group of the same ranks, with another plan.
+void cut_in_two(const std::vector<ShardingPlan>& plans, ToyStructure& structure, EngineSettings& settings,
+                Cut cut = Cut::kUnits) {
   settings.shard_groups = {{.name = "even", .plan = plans[0]}, {.name = "odd", .plan = plans[1]}};
-  for (std::size_t unit = 0; unit < structure.units.size(); ++unit)
-    structure.units[unit].shard_group = static_cast<int>(unit % 2);
+  for (std::size_t unit = 0; unit < structure.units.size(); ++unit) {
+    for (const int param : structure.units[unit].params) {
+      structure.params[static_cast<std::size_t>(param)].shard_group =
+          cut == Cut::kUnits ? static_cast<int>(unit % 2) : param % 2;
+    }
+  }
 }
 
 TEST(Groups, OfTheSameRanksWithDifferentStagesHaveTheNumbersOfOne) {
   for (const int world : {1, 3}) {
     ToyTraining plain = small(0, world);
     plain.model.reuse_last = true;
-    const ToyOutcome expected = train_toy(plain);
+    const auto cut_by = [&plain](int even, int odd, Cut cut) {
+      ToyTraining training = plain;
+      const std::vector<ShardingPlan> plans{zero_plan(even, {"dp"}), zero_plan(odd, {"dp"})};
+      training.tamper = [plans, cut](int, ToyStructure& structure, EngineSettings& settings) {
+        cut_in_two(plans, structure, settings, cut);
+      };
+      return training;
+    };
+    // A cut inside of units is another layout: the norm's blocks are others, by the last bit.
+    const std::map<Cut, ToyOutcome> expected{{Cut::kUnits, train_toy(plain)},
+                                             {Cut::kInsideUnits, train_toy(cut_by(0, 0, Cut::kInsideUnits))}};
+    EXPECT_NEAR(expected.at(Cut::kInsideUnits).results[0].grad_norm, expected.at(Cut::kUnits).results[0].grad_norm,
+                1e-12 * expected.at(Cut::kUnits).results[0].grad_norm);
     for (const auto& [even, odd] : {std::pair{0, 3}, {3, 1}, {2, 3}, {3, 3}}) {
       for (const ThreadTransport transport : {ThreadTransport::kMemory, ThreadTransport::kMessages}) {
-        ToyTraining training = plain;
-        training.transport = transport;
-        const std::vector<ShardingPlan> plans{zero_plan(even, {"dp"}), zero_plan(odd, {"dp"})};
-        training.tamper = [plans](int, ToyStructure& structure, EngineSettings& settings) {
-          cut_in_two(plans, structure, settings);
-        };
-        const ToyOutcome outcome = train_toy(training);
-        EXPECT_EQ(difference(expected, outcome), "") << world << ": " << even << " " << odd;
-        for (const MemoryReport& memory : outcome.memory) EXPECT_EQ(memory.planned, memory.measured_peak);
+        for (const Cut cut : {Cut::kUnits, Cut::kInsideUnits}) {
+          ToyTraining training = cut_by(even, odd, cut);
+          training.transport = transport;
+          const ToyOutcome outcome = train_toy(training);
+          EXPECT_EQ(difference(expected.at(cut), outcome), "") << world << ": " << even << " " << odd << static_cast<int>(cut);
+          for (const MemoryReport& memory : outcome.memory) EXPECT_EQ(memory.planned, memory.measured_peak);
+        }
       }
     }
   }
@@ -253,14 +272,20 @@ TEST(Groups, OfTheSameRanksWithDifferentStagesHaveTheNumbersOfOne) {
 TEST(Groups, RanksOnAnyPathsReduceBothGroups) {
   ToyTraining plain = small(0, 3);
   plain.skip = random_paths(5);
-  const ToyOutcome expected = train_toy(plain);
   for (const ExecutionMode mode : {ExecutionMode::kInline, ExecutionMode::kChaos}) {
-    ToyTraining training = plain;
-    training.mode = mode;
-    training.tamper = [](int, ToyStructure& structure, EngineSettings& settings) {
-      cut_in_two({zero_plan(2, {"dp"}), zero_plan(3, {"dp"})}, structure, settings);
-    };
-    EXPECT_EQ(difference(expected, train_toy(training)), "");
+    for (const Cut cut : {Cut::kUnits, Cut::kInsideUnits}) {
+      ToyTraining training = plain;
+      training.mode = mode;
+      training.tamper = [cut](int, ToyStructure& structure, EngineSettings& settings) {
+        cut_in_two({zero_plan(2, {"dp"}), zero_plan(3, {"dp"})}, structure, settings, cut);
+      };
+      ToyTraining whole = training;
+      whole.mode = ExecutionMode::kInline;
+      whole.tamper = [cut](int, ToyStructure& structure, EngineSettings& settings) {
+        cut_in_two({zero_plan(0, {"dp"}), zero_plan(0, {"dp"})}, structure, settings, cut);
+      };
+      EXPECT_EQ(difference(train_toy(whole), train_toy(training)), "");
+    }
   }
 }
 

@@ -151,7 +151,7 @@ void ToyModel::attach(Engine& engine) {
         }
         return ConstTensorView{bytes.data(), spec.shape, spec.dtype};
       },
-      [](int) {});
+      [](std::span<const int>) {});
 }
 
 template <class T>

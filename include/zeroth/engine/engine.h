@@ -51,7 +51,7 @@ class OperationTable;
 class UnevenJoin;
 class SaveInFlight;
 
-/// Units with a plan and a group of ranks of their own: experts, or the units of a model that ranks split by tensors.
+/// Parameters with a plan and a group of ranks of their own: experts, or matrices that ranks split.
 struct ShardGroupSpec {
   std::string name{};  ///< for messages
   /// Ranks that differ along its axes only have the same parameters, share their states and sum their gradients.
@@ -63,8 +63,8 @@ struct ShardGroupSpec {
 
 /// All settings of the training and of the placement, with all defaults resolved.
 struct EngineSettings {
-  ShardingPlan plan{};  ///< of all units, or of the first of `shard_groups`
-  /// Indexed by UnitSpec::shard_group. Empty: one group, of all units, by `plan`.
+  ShardingPlan plan{};  ///< of all parameters, or of the first of `shard_groups`
+  /// Indexed by ParamSpec::shard_group. Empty: one group, of all parameters, by `plan`.
   std::vector<ShardGroupSpec> shard_groups{};
   MeshSpec mesh{};  ///< axes of the ranks; empty: every plan is over all ranks
   /// Axes of the mesh along which ranks have batches of their own; along the others they compute on the same batch.
@@ -141,9 +141,10 @@ class Engine {
 
   /// Collective, blocks. Copies the values of the first rank that has a parameter, rank 0 where all have it, to the
   /// others. `values(param)` returns this rank's dense data in the
-  /// parameter's dtype. The engine calls `release(unit)` when it has read the values of the unit. Units with replicated
-  /// parameters are bound when this returns.
-  void initialize(const std::function<ConstTensorView(int)>& values, const std::function<void(int)>& release);
+  /// parameter's dtype. The engine calls `release(params)` when it has read the values of these, some of one unit. Units
+  /// with replicated parameters are bound when this returns.
+  void initialize(const std::function<ConstTensorView(int)>& values,
+                  const std::function<void(std::span<const int> params)>& release);
 
   /// Makes a numbered invocation of a unit. `evaluates`: no backward follows. Never blocks.
   [[nodiscard]] Invocation begin_forward(int unit, bool evaluates = false);
@@ -334,7 +335,10 @@ class Engine {
     return {*groups_[static_cast<std::size_t>(place.part)], place.index};
   }
   [[nodiscard]] InGroup param_at(int param) const { return at(split_.params[static_cast<std::size_t>(param)]); }
-  [[nodiscard]] InGroup unit_at(int unit) const { return at(split_.units[static_cast<std::size_t>(unit)]); }
+  /// A unit's parts in the groups of its parameters.
+  [[nodiscard]] const std::vector<PartIndex>& parts_of(int unit) const {
+    return split_.units[static_cast<std::size_t>(unit)];
+  }
   [[nodiscard]] InGroup flat_at(int flat) const { return at(split_.flats[static_cast<std::size_t>(flat)]); }
 
   void enter(Phase phase, int unit = -1) noexcept;

@@ -16,6 +16,7 @@ struct ParamSpec {
   DType dtype = DType::kFloat32;      ///< fp64, fp32 or bf16; a frozen one's says no more than the size of elements
   bool trainable = true;
   int group = 0;                       ///< index into the optimizer's parameter groups
+  int shard_group = 0;                 ///< index into EngineSettings::shard_groups
   double grad_factor = 1.0;            ///< multiplies the gradient in the update (experts and the like)
   std::vector<std::string> aliases{};  ///< other names of the same tensor
   /// The tensor that this rank's parameter is a box of, `shape` elements from `box_offset` on: rows of a matrix that
@@ -32,13 +33,13 @@ struct ParamSpec {
 };
 
 /// Parameters that are gathered and reduced together: by default those of a transformer block. `params` index the
-/// model's ParamSpec list. Every parameter belongs to exactly one unit.
+/// model's ParamSpec list. Every parameter belongs to exactly one unit. A unit may have parameters of several shard
+/// groups.
 struct UnitSpec {
   std::string name{};
   std::vector<int> params{};
   bool repeated =
       false;  ///< one of several units of the same form, which share a ring of slots; others have their own slot
-  int shard_group = 0;  ///< index into EngineSettings::shard_groups
   bool operator==(const UnitSpec&) const = default;
 };
 

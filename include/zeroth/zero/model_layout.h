@@ -45,15 +45,15 @@ struct ModelLayout {
 /// kModel, with the name, unless every parameter is in exactly one unit and all names are unique.
 [[nodiscard]] ModelLayout make_model_layout(std::vector<ParamSpec> params, std::vector<UnitSpec> units,
                                             const Degrees& degrees);
-/// The layout of a model whose units have plans of their own: `degrees[UnitSpec::shard_group]` of each unit. Throws
+/// The layout of a model whose parameters have plans of their own: `degrees[ParamSpec::shard_group]` of each. Throws
 /// kUsage for a group that has none.
 [[nodiscard]] ModelLayout make_model_layout(std::vector<ParamSpec> params, std::vector<UnitSpec> units,
                                             std::span<const Degrees> degrees);
 /// The layout for plans that split each state over all ranks or not at all.
 [[nodiscard]] ModelLayout make_model_layout(std::vector<ParamSpec> params, std::vector<UnitSpec> units, int world);
 
-/// The units of one shard group as a model of their own, with numbers from 0, and the numbers that the whole model has
-/// for them.
+/// The parameters of one shard group as a model of their own, with numbers from 0, and the numbers that the whole model
+/// has for them. A unit with parameters of several groups has a part in each.
 struct ModelPart {
   ModelLayout layout{};
   std::vector<int> params{};
@@ -71,12 +71,12 @@ struct PartIndex {
 /// A model cut into the parts of its shard groups.
 struct ModelParts {
   std::vector<ModelPart> parts{};
-  std::vector<PartIndex> params{};  ///< one for each of the whole model, as the next two
-  std::vector<PartIndex> units{};
+  std::vector<PartIndex> params{};              ///< one for each of the whole model, as the next two
+  std::vector<std::vector<PartIndex>> units{};  ///< its parts, by group; one without parameters is in group 0
   std::vector<PartIndex> flats{};
 };
 
-/// One part for each of `degrees`, in the order of the whole model; a part without units is empty.
+/// One part for each of `degrees`, in the order of the whole model; a part without parameters may be empty.
 [[nodiscard]] ModelParts split_model(const ModelLayout& model, std::span<const Degrees> degrees);
 
 /// Memory slots that units use in turn. The slot of a unit never changes.

@@ -35,7 +35,7 @@ zeroth::ConstTensorView view_of(const std::vector<float>& values, std::span<cons
 void train(zeroth::Engine& engine, const Binder& binder, const std::vector<std::int64_t>& shape, float& before,
            float& after) {
   const std::vector<float> initial(12, 2.0F);
-  engine.initialize([&](int /*param*/) { return view_of(initial, shape); }, [](int /*unit*/) {});
+  engine.initialize([&](int /*param*/) { return view_of(initial, shape); }, [](std::span<const int> /*params*/) {});
   const zeroth::Invocation use = engine.begin_forward(0);
   engine.pre_forward(use);
   before = binder.first();
