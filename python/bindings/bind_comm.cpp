@@ -2,6 +2,7 @@
 
 #include <zeroth/base/error.h>
 #include <zeroth/comm/mesh.h>
+#include <zeroth/engine/settings.h>
 #include <zeroth/engine/world.h>
 #include <zeroth/libtorch/model_description.h>
 
@@ -330,14 +331,14 @@ MeshSpec spec_of(const py::dict& axes) {
   return spec;
 }
 
-Mesh make_mesh(const py::object& self, const py::dict& axes) {
+Mesh make_mesh(const py::object& self, const py::dict& axes, const std::optional<Config>& config) {
   MeshSpec spec = spec_of(axes);
   // As for an engine's world: who waits for this rank can see its line, and hears what ends it.
   py::module_::import("zeroth._place").attr("announce")(self);
   py::module_::import("zeroth._ending").attr("follow")(self);
   const auto& world = self.cast<const World&>();
   const py::gil_scoped_release no_gil;
-  return world.mesh(std::move(spec));
+  return world.mesh(std::move(spec), config ? make_comm_options(*config, world.size()) : CommOptions{});
 }
 
 }  // namespace
@@ -399,7 +400,7 @@ void bind_comm(py::module_& module) {
       .def("__repr__", [](const Mesh& self) { return "zeroth.Mesh(" + describe(self.spec()) + ")"; });
 
   auto world = py::reinterpret_borrow<py::class_<World>>(module.attr("World"));
-  world.def("mesh", &make_mesh, py::arg("axes"), py::keep_alive<0, 1>());
+  world.def("mesh", &make_mesh, py::arg("axes"), py::arg("config") = py::none(), py::keep_alive<0, 1>());
 }
 
 }  // namespace zeroth::python

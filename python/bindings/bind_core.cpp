@@ -5,6 +5,7 @@
 #include <zeroth/device/memory.h>
 #include <zeroth/engine/config.h>
 #include <zeroth/engine/engine.h>
+#include <zeroth/engine/settings.h>
 #include <zeroth/engine/world.h>
 
 #include <pybind11/stl.h>
@@ -72,6 +73,14 @@ void bind_core(py::module_& module) {
       .def_property_readonly("zero_stage", [](const Config& config) { return config.zero.stage; })
       .def_property_readonly("optimizer_type", [](const Config& config) { return config.optimizer.type; })
       .def_property_readonly("fp16_auto_cast", [](const Config& config) { return config.fp16_auto_cast; })
+      .def(
+          "mesh",
+          [](const Config& config, int world) {
+            py::dict axes;
+            for (const MeshAxis& axis : mesh_of(config, world).axes) axes[py::str(axis.name)] = axis.size;
+            return axes;
+          },
+          py::arg("world"))
       .def_property_readonly("gradient_accumulation_steps",
                              [](const Config& config) { return config.gradient_accumulation_steps; })
       .def_property_readonly("train_micro_batch_size_per_gpu",

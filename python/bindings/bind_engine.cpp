@@ -338,10 +338,15 @@ py::dict values_of(const GroupHyper& hyper, const std::string& optimizer) {
 /// A parameter in a group, or among `later`, may train now or later.
 std::vector<NamedParameter> named_parameters(std::vector<TensorTuple> tensors,
                                              const std::map<std::string, int>& group_of,
-                                             const std::set<std::string>& later) {
+                                             const std::set<std::string>& later,
+                                             const std::map<std::string, libtorch::ParameterBox>& boxes) {
   std::vector<NamedParameter> result;
-  for (auto& [name, tensor] : tensors)
-    result.push_back({name, std::move(tensor), group_of.contains(name) || later.contains(name)});
+  for (auto& [name, tensor] : tensors) {
+    const auto box = boxes.find(name);
+    const bool may_train = group_of.contains(name) || later.contains(name);
+    result.push_back(
+        {name, std::move(tensor), may_train, box != boxes.end() ? box->second : libtorch::ParameterBox{}});
+  }
   return result;
 }
 
@@ -359,7 +364,8 @@ std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units, std::st
                                     Config config, const World& world, const std::string& log_level,
                                     double progress_every_s, std::string json_log,
                                     const std::map<std::string, py::dict>& hooks,
-                                    const std::set<std::string>& trainable_later, const py::object& initial) {
+                                    const std::set<std::string>& trainable_later, const py::object& initial,
+                                    const std::map<std::string, libtorch::ParameterBox>& boxes) {
   std::vector<libtorch::UnitPath> paths;
   for (const auto& [path, identity, type] : units) {
     paths.push_back({.path = path, .identity = reinterpret_cast<const void*>(identity), .type = type});
@@ -386,7 +392,7 @@ std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units, std::st
   }
   const py::gil_scoped_release no_gil;
   ModelDescription model =
-      libtorch::describe_model(paths, named_parameters(std::move(parameters), group_of, trainable_later),
+      libtorch::describe_model(paths, named_parameters(std::move(parameters), group_of, trainable_later, boxes),
                                named_buffers(buffers), [&group_of](const std::string& name, const at::Tensor&) {
                                  const auto found = group_of.find(name);
                                  return found != group_of.end() ? found->second : 0;
@@ -426,6 +432,26 @@ void bind_engine(py::module_& module) {
   py::register_exception_translator(&translate);
   using NoGil = py::call_guard<py::gil_scoped_release>;
 
+  py::class_<libtorch::ParameterBox>(module, "ParameterBox",
+                                     "What a rank's parameter is of the parameter of the whole model.")
+      .def(py::init([](std::vector<std::int64_t> logical_shape, std::vector<std::int64_t> offset, std::string distinct,
+                       int copies, std::vector<std::string> summed) {
+             return libtorch::ParameterBox{
+                 std::move(logical_shape),
+                 std::move(offset),
+                 {.distinct = std::move(distinct), .copies = copies, .summed = std::move(summed)}};
+           }),
+           py::arg("logical_shape") = std::vector<std::int64_t>(), py::arg("offset") = std::vector<std::int64_t>(),
+           py::arg("distinct") = "", py::arg("copies") = 1, py::arg("summed") = std::vector<std::string>(),
+           "logical_shape, offset: the whole tensor, and where the parameter begins in it; empty: it is the whole. "
+           "distinct: the axis along which ranks have other boxes; copies: so many neighbours have the same. summed: "
+           "axes along which ranks have parts of the gradient.")
+      .def_readonly("logical_shape", &libtorch::ParameterBox::logical_shape)
+      .def_readonly("offset", &libtorch::ParameterBox::offset)
+      .def_property_readonly("distinct", [](const libtorch::ParameterBox& box) { return box.axes.distinct; })
+      .def_property_readonly("copies", [](const libtorch::ParameterBox& box) { return box.axes.copies; })
+      .def_property_readonly("summed", [](const libtorch::ParameterBox& box) { return box.axes.summed; });
+
   py::class_<libtorch::Gathered>(module, "Gathered").def("finish", &libtorch::Gathered::finish, NoGil());
 
   py::class_<SaveHandle>(module, "SaveHandle", "A save that runs behind the training: Engine.save(async_=True).")
@@ -442,7 +468,7 @@ void bind_engine(py::module_& module) {
       .def(py::init(&make_engine), py::arg("units"), py::arg("units_hint"), py::arg("parameters"), py::arg("buffers"),
            py::arg("groups"), py::arg("group_of"), py::arg("config"), py::arg("world"), py::arg("log_level"),
            py::arg("progress_every_s"), py::arg("json_log"), py::arg("hooks"), py::arg("trainable_later"),
-           py::arg("initial"))
+           py::arg("initial"), py::arg("boxes"))
       .def(
           "open_backward",
           [](Engine& self, const at::Tensor& loss, const std::optional<at::Tensor>& gradient) {

@@ -287,6 +287,8 @@ class Config:
     def optimizer_type(self) -> str: ...
     @property
     def fp16_auto_cast(self) -> bool: ...
+    def mesh(self, world: int) -> dict[str, int]:
+        """Sizes of the axes dp, sp and tp, from outer to inner. Raises Error CONFIG if they do not fit `world` ranks."""
     @property
     def gradient_accumulation_steps(self) -> int | None: ...
     @property
@@ -324,7 +326,7 @@ class World:
     def backend(self) -> str: ...
     @property
     def origin(self) -> str: ...
-    def mesh(self, axes: dict[str, int]) -> Mesh:
+    def mesh(self, axes: dict[str, int], config: Config | None = None) -> Mesh:
         """Groups of ranks by named axes, from outer to inner: {"dp": 2, "tp": 2} has ranks 0 and 1 side by side along "tp". Collective,
         blocks. Timeouts and nodes are those of the first engine of this world; without one they are the defaults, and hold for later
         engines. Raises Error CONFIG if the sizes do not multiply to the world's, and MISMATCH if ranks give different axes."""
@@ -427,6 +429,31 @@ class Communicator:
         """Sends `tensor` and receives `out` at once, so that ranks can send to each other."""
     def barrier(self, name: str = "", *, tag: int = 0) -> None:
         """Waits for all ranks. Ranks compare the name."""
+
+class ParameterBox:
+    """What a rank's parameter is of the parameter of the whole model."""
+
+    def __init__(
+        self,
+        logical_shape: Sequence[int] = (),
+        offset: Sequence[int] = (),
+        distinct: str = "",
+        copies: int = 1,
+        summed: Sequence[str] = (),
+    ) -> None:
+        """`logical_shape`, `offset`: the whole tensor, and where the parameter begins in it; empty: it is the whole. `distinct`: the axis
+        along which ranks have other boxes; `copies`: so many neighbours have the same. `summed`: axes along which ranks have parts of the
+        gradient."""
+    @property
+    def logical_shape(self) -> list[int]: ...
+    @property
+    def offset(self) -> list[int]: ...
+    @property
+    def distinct(self) -> str: ...
+    @property
+    def copies(self) -> int: ...
+    @property
+    def summed(self) -> list[str]: ...
 
 class FirstOffender:
     """Where the first non-finite gradient of a step came from."""
@@ -570,6 +597,7 @@ class Engine:
         hooks: Mapping[str, dict[int, Any]],
         trainable_later: Set[str],
         initial: Callable[[str], torch.Tensor | None] | None,
+        boxes: Mapping[str, ParameterBox],
     ) -> None: ...
     def open_backward(self, loss: torch.Tensor, gradient: torch.Tensor | None) -> tuple[int, torch.Tensor | None]:
         """A number for close_backward(), and the gradient for loss.backward(): with the loss scale, or as it was given."""

@@ -1,14 +1,18 @@
 #include <zeroth/base/cores.h>
+#include <zeroth/base/error.h>
 #include <zeroth/engine/settings.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace zeroth {
 
 namespace {
 
-ShardingPlan plan_of(const ZeroConfig& zero) {
-  const std::vector<std::string> axes{"dp"};
+ShardingPlan plan_of(const ZeroConfig& zero, const std::vector<std::string>& axes) {
   ShardingPlan plan = zero_plan(zero.stage, axes);
   if (zero.mics_shard_size > 0) plan = mics_plan(zero.mics_shard_size, axes);
   if (zero.hpz_partition_size > 1) plan = hpz_plan(zero.hpz_partition_size, axes);
@@ -37,14 +41,37 @@ GroupHyper group_hyper(const Config& config) {
           .nesterov = optimizer.nesterov};
 }
 
+MeshSpec mesh_of(const Config& config, int world) {
+  const int sp = config.mesh.sp;
+  const int tp = std::max(1, config.mesh.tp);
+  const std::int64_t inner = std::int64_t{sp} * tp;
+  const std::int64_t dp = config.mesh.dp > 0 ? config.mesh.dp : world / inner;
+  const bool left = config.mesh.dp == 0;
+  ZR_CHECK(dp >= 1 && dp * inner == world, ErrorCode::kConfig, "the mesh does not fit the number of ranks",
+           {.where = "engine.settings",
+            .which = "/zeroth/mesh: " + (left ? std::string() : "dp=" + std::to_string(dp) + ", ") +
+                     "sp=" + std::to_string(sp) + ", tp=" + std::to_string(tp),
+            .expected = left ? "a multiple of " + std::to_string(inner) + " ranks" : std::to_string(dp * inner) + " ranks",
+            .got = std::to_string(world),
+            .hint = left ? "" : "without dp it is what sp and tp leave"});
+  return {{{.name = "dp", .size = static_cast<int>(dp)}, {.name = "sp", .size = sp}, {.name = "tp", .size = tp}}};
+}
+
 EngineSettings make_settings(const Config& config, RankCount ranks, std::vector<GroupHyper> groups) {
   EngineSettings settings;
-  settings.plan = plan_of(config.zero);
-  (void)settings.plan.degrees(ranks.world);  // an error now, and not in the engine
+  const MeshSpec mesh = mesh_of(config, ranks.world);
+  const int data_ranks = mesh.axes[0].size;
+  settings.plan = plan_of(config.zero, {"dp"});
+  if (config.mesh.splits_models()) {
+    settings.plan.axes = {"dp", "sp"};
+    settings.mesh = mesh;
+    settings.batch_axes = {"dp"};
+  }
+  (void)settings.plan.degrees(data_ranks * mesh.axes[1].size);  // an error now, and not in the engine
   // Without any batch size in the document there is one micro-step; else the sizes must fit the world.
   const bool sized = config.train_batch_size || config.train_micro_batch_size_per_gpu;
   settings.micro_steps =
-      static_cast<int>(sized ? config.resolve(ranks.world).accumulate : config.gradient_accumulation_steps.value_or(1));
+      static_cast<int>(sized ? config.resolve(data_ranks).accumulate : config.gradient_accumulation_steps.value_or(1));
   settings.gradient_clipping = config.gradient_clipping;
   settings.groups = std::move(groups);
   settings.optimizer = {

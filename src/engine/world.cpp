@@ -367,9 +367,9 @@ std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::sha
   return make_group("engine", options, std::move(table));
 }
 
-Mesh World::mesh(MeshSpec spec) const {
+Mesh World::mesh(MeshSpec spec, const CommOptions& options) const {
   validate(spec, size_);  // before anybody waits for a rank that is mistaken
-  if (!connection_->base) connect_base({});
+  if (!connection_->base) connect_base(options);
   return Mesh(make_group("mesh", connection_->options, std::make_shared<TrafficTable>()), std::move(spec));
 }
 

@@ -184,6 +184,18 @@ DType frozen_dtype_of(const at::Tensor& tensor, const std::string& name) {
                .hint = "keep it in a buffer"});
 }
 
+void put_box(ParamSpec& spec, const ParameterBox& box, const at::Tensor& tensor) {
+  if (box.logical_shape.empty()) return;
+  ZR_CHECK(tensor.is_contiguous() && tensor.dim() == static_cast<std::int64_t>(spec.shape.size()), ErrorCode::kModel,
+           "ranks cannot share a parameter of this kind",
+           {.where = "libtorch.scan",
+            .which = spec.name,
+            .expected = "a contiguous tensor of real numbers",
+            .got = tensor.toString() + " " + c10::str(tensor.sizes())});
+  spec.logical_shape = box.logical_shape;
+  spec.box_offset = box.offset;
+}
+
 }  // namespace
 
 ModelDescription describe_model(const std::vector<UnitPath>& units, const std::vector<NamedParameter>& parameters,
@@ -217,7 +229,7 @@ ModelDescription describe_model(const std::vector<UnitPath>& units, const std::v
   std::unordered_map<at::TensorImpl*, std::size_t> known;
   std::vector<int> unit_of_param;
   std::vector<std::string> path_of_param;  // a name, or what names in different units have in common
-  for (const auto& [name, tensor, may_train] : parameters) {
+  for (const auto& [name, tensor, may_train, box] : parameters) {
     if (!tensor.defined()) continue;
     const int unit = unit_of(name);
     const auto [found, fresh] = known.try_emplace(tensor.unsafeGetTensorImpl(), model.params.size());
@@ -248,7 +260,9 @@ ModelDescription describe_model(const std::vector<UnitPath>& units, const std::v
                             .dtype = trainable ? dtype_of(tensor, name) : frozen_dtype_of(tensor, name),
                             .trainable = trainable,
                             .group = group_of(name, tensor)});
+    put_box(model.params.back(), box, tensor);
     model.tensors.push_back(tensor);
+    model.axes.push_back(box.axes);
     unit_of_param.push_back(unit);
     path_of_param.push_back(name);
   }

@@ -1,6 +1,8 @@
 #include "libtorch/model_scan.h"
 
 #include <algorithm>
+#include <map>
+#include <utility>
 
 namespace zeroth::libtorch {
 namespace {
@@ -37,12 +39,20 @@ ScannedModel scan_model(torch::nn::Module& model, const std::vector<ParamGroup>&
     paths.push_back({.path = plain_name(item.key()), .identity = wrapper, .type = wrapper->inner_type().name()});
     if (std::ranges::find(wrappers, wrapper) == wrappers.end()) wrappers.push_back(wrapper);
   }
+  std::map<std::string, ParameterBox> boxes;
+  for (const auto& item : model.named_modules("", /*include_self=*/true)) {
+    const auto* split = dynamic_cast<const SplitModule*>(item.value().get());
+    if (split == nullptr) continue;
+    const std::string path = plain_name(item.key());
+    for (auto& [name, box] : split->boxes()) boxes.emplace(path.empty() ? name : path + "." + name, std::move(box));
+  }
   std::vector<NamedParameter> parameters;
   for (const auto& item : model.named_parameters(/*recurse=*/true)) {
     const std::string name = plain_name(item.key());
     const auto later = [&] { return trainable_later && trainable_later(name, item.value()); };
     const bool may_train = item.value().defined() && (group_of(groups, name, item.value()) > 0 || later());
-    parameters.push_back({name, item.value(), may_train});
+    const auto box = boxes.find(name);
+    parameters.push_back({name, item.value(), may_train, box != boxes.end() ? box->second : ParameterBox{}});
   }
   std::vector<NamedBuffer> buffers;
   for (const auto& item : model.named_buffers(/*recurse=*/true)) {

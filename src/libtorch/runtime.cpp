@@ -96,6 +96,27 @@ std::vector<GroupHyper> group_hypers(const Config& config, const std::vector<Par
   return hypers;
 }
 
+/// Makes the shard groups of a model whose parameters ranks share.
+void share_parameters(ModelDescription& model, const Config& config, EngineSettings& settings) {
+  const auto shared = std::ranges::find_if(model.axes, [](const ParamAxes& one) { return !(one == ParamAxes{}); });
+  const bool any = shared != model.axes.end();
+  if (config.mesh.splits_models()) {
+    ZR_CHECK(any || config.mesh.tp <= 1, ErrorCode::kModel, "no parameter of the model is split along tp",
+             {.where = "libtorch.scan",
+              .which = "/zeroth/mesh/tp = " + std::to_string(config.mesh.tp),
+              .expected = "modules of zeroth/libtorch/tensor_parallel.h, or zeroth.parallelize(model)"});
+    return group_by_axes(model.params, model.axes, settings);
+  }
+  if (!any) return;
+  const auto param = static_cast<std::size_t>(shared - model.axes.begin());
+  const std::string axis = shared->distinct.empty() ? join(shared->summed, ", ") : shared->distinct;
+  throw Error(ErrorCode::kConfig, "the model is split over ranks, and the configuration is not",
+              {.where = "libtorch.scan",
+               .which = model.params[param].name + ", along " + axis,
+               .expected = "zeroth.mesh with the axes that the model was split for",
+               .got = "no /zeroth/mesh"});
+}
+
 std::string json_log_of(const EngineOptions& options) {
   const char* variable = std::getenv("ZEROTH_JSON_LOG");
   return options.json_log.empty() && variable != nullptr ? variable : options.json_log;
@@ -160,6 +181,7 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
   EngineSettings settings = make_settings(runtime->config_, {.world = world.size(), .on_host = world.ranks_on_host()},
                                           group_hypers(runtime->config_, options.groups));
   settings.libraries = torch_version_text();
+  share_parameters(runtime->model_, runtime->config_, settings);
   runtime->core_ = std::make_unique<zeroth::Engine>(
       runtime->model_.params, runtime->model_.units, settings, *runtime->device_,
       world.connect(make_comm_options(runtime->config_, world.size()), runtime->traffic_), runtime->slots_,

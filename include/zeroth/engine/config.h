@@ -79,6 +79,15 @@ struct ZeroConfig {
   int mics_shard_size = -1;    ///< DeepSpeed's name of both degrees, if above 0
 };
 
+/// Section "zeroth.mesh": the ranks as a grid, from outer to inner.
+struct MeshConfig {
+  int dp = 0;  ///< ranks with batches of their own; 0: all that sp and tp leave
+  int sp = 1;  ///< ranks that share a sequence
+  int tp = 1;  ///< ranks that share the matrices of a layer
+  /// Any axis beside dp is there.
+  [[nodiscard]] bool splits_models() const { return sp > 1 || tp > 1; }
+};
+
 /// The rest of section "zeroth".
 struct RuntimeConfig {
   int threads = 0;  ///< of CPU kernels per rank; 0: the cores of this host shared by its ranks
@@ -162,6 +171,7 @@ struct Config {
   OptimizerConfig optimizer{};
   SchedulerConfig scheduler{};
   ZeroConfig zero{};
+  MeshConfig mesh{};
   RuntimeConfig runtime{};
   std::vector<HintNote> hints{};  ///< in the order of the keys; not part of the comparison
 

@@ -17,6 +17,10 @@ struct RankCount {
   int on_host = 1;  ///< ranks that share this rank's processors
 };
 
+/// The axes dp, sp and tp of the configuration's mesh, dp from the number of ranks. Throws kConfig if they do not
+/// multiply to it.
+[[nodiscard]] MeshSpec mesh_of(const Config& config, int world);
+
 /// `groups`: the parameter groups in order. The thread count is config.runtime.threads, or this rank's share of its
 /// host's cores if that is 0. Throws kConfig if the batch sizes do not fit the world.
 [[nodiscard]] EngineSettings make_settings(const Config& config, RankCount ranks, std::vector<GroupHyper> groups);

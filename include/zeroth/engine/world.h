@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace zeroth {
 
@@ -83,7 +84,9 @@ class World {
   /// Groups of ranks by named axes, beside those of engines. Collective, blocks. The options are those of the first
   /// connect(), or the defaults, which then hold for later engines. Throws kConfig if the axes do not fit the world,
   /// and kMismatch if ranks give different ones.
-  [[nodiscard]] Mesh mesh(MeshSpec spec) const;
+  [[nodiscard]] Mesh mesh(MeshSpec spec) const { return mesh(std::move(spec), {}); }
+  /// `options`: if this is the first group of the world.
+  [[nodiscard]] Mesh mesh(MeshSpec spec, const CommOptions& options) const;
   /// The record of this rank's activity, which other ranks read through the control plane. Shared by copies.
   [[nodiscard]] const std::shared_ptr<RankActivity>& activity() const;
   /// Tells all ranks that this one has failed, if it is connected: their waits throw end_of_job() of error_of(cause).

@@ -2,6 +2,7 @@
 // modules.
 #pragma once
 
+#include <zeroth/libtorch/parameter_box.h>
 #include <zeroth/shard/param_spec.h>
 
 #include <ATen/core/Tensor.h>
@@ -28,6 +29,7 @@ struct NamedParameter {
   /// True for a frozen parameter that may become trainable later: it has a bucket, moments and a master from the
   /// beginning.
   bool may_train = false;
+  ParameterBox box{};
 };
 
 /// A module that is gathered and reduced as one.
@@ -40,6 +42,7 @@ struct UnitPath {
 struct ModelDescription {
   std::vector<ParamSpec> params{};
   std::vector<at::Tensor> tensors{};  ///< one per spec: the user's own parameter
+  std::vector<ParamAxes> axes{};      ///< one per spec
   std::vector<UnitSpec> units{};      ///< 0: root; then one per identity, in the order of the paths
   std::vector<NamedBuffer> buffers{};
 };

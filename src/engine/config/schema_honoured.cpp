@@ -374,6 +374,21 @@ constexpr std::array kKeys{
                  "beyond the "
                  "plan, and a warning names the first one. false plans for fp32."}),
 
+    bind<&Config::mesh, &MeshConfig::dp>({.pointer = "/zeroth/mesh/dp",
+                                          .kind = KeyKind::kInteger,
+                                          .text = "Ranks with batches of their own; 0: all that `sp` and `tp` leave. "
+                                                  "The mesh's axes are dp, sp, tp, from outer to inner."}),
+    bind<&Config::mesh, &MeshConfig::sp>(
+        {.pointer = "/zeroth/mesh/sp",
+         .kind = KeyKind::kInteger,
+         .text = "Consecutive ranks (with `tp`: every tp-th) that share each sequence; zeroth.parallelize() splits the "
+                 "model's attention. Parameters are sharded over dp and sp.",
+         .nullable = true,
+         .lowest = 1}),
+    bind<&Config::mesh, &MeshConfig::tp>(
+        {.pointer = "/zeroth/mesh/tp",
+         .kind = KeyKind::kInteger,
+         .text = "Consecutive ranks that share the matrices of each layer, 0 as 1; zeroth.parallelize() splits them."}),
     bind<&Config::runtime, &RuntimeConfig::threads>(
         {.pointer = "/zeroth/threads",
          .kind = KeyKind::kInteger,

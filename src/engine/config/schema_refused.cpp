@@ -35,7 +35,8 @@ constexpr std::string_view kCheckpoint =
     "engine.save() and engine.load() write and read checkpoints; zeroth ckpt convert reads universal ones";
 constexpr std::string_view kActivations = "Zeroth does not touch activations; recompute in the model";
 constexpr std::string_view kRule = "this variant of the update is not built";
-constexpr std::string_view kParallel = "only data parallelism is built";
+constexpr std::string_view kParallel = "pipelines and experts are not built";
+constexpr std::string_view kSplit = "zeroth.parallelize() finds the plan and takes corrections of it";
 constexpr std::string_view kMasters = "masters, moments and accumulated gradients are fp32";
 
 constexpr std::array kKeys{
@@ -43,7 +44,6 @@ constexpr std::array kKeys{
     flag("/gradient_allreduce_op", "gradients are averaged over ranks and micro-steps", "\"mean\""),
     value("/communication_data_type", KeyKind::kAny, "null|\"fp32\"", kLowReduction),
     flag("/disable_allgather", "updated parameters must reach every rank"),
-    value("/sequence_parallel_size", KeyKind::kAny, "null|1", kParallel),
     flag("/dataloader_drop_last", "the program owns its data; it decides about the last batch"),
     flag("/use_data_before_expert_parallelism", kParallel),
 
@@ -94,10 +94,13 @@ constexpr std::array kKeys{
             "stages|partition|seed_layers|activation_checkpoint_interval|pipe_partitioned|grad_partitioned|"
             "use_reentrant",
             kParallel, "?stages=1|null"),
-    section("/tensor_parallel",
-            "autotp_size|dtype|tp_overlap_comm|tp|partition_config|preset_model|injection_policy_tuple|"
-            "keep_module_on_host",
-            kParallel, "?autotp_size=0|1;?tp={\"tp_size\":1}|{}|null"),
+    value("/tensor_parallel/dtype", KeyKind::kAny, "null", kSplit),
+    flag("/tensor_parallel/tp_overlap_comm", kSplit),
+    value("/tensor_parallel/tp", KeyKind::kAny, "null|{}|{\"tp_size\":1}", "the size is autotp_size, or zeroth.mesh.tp"),
+    value("/tensor_parallel/partition_config", KeyKind::kAny, "null", kSplit),
+    value("/tensor_parallel/preset_model", KeyKind::kAny, "null", kSplit),
+    value("/tensor_parallel/injection_policy_tuple", KeyKind::kAny, "null", kSplit),
+    flag("/tensor_parallel/keep_module_on_host", kSplit),
     section("/expert_parallel", "", kParallel),
     section("/compile", "", "DeepCompile is not built", "?deepcompile=false"),
     section("/elasticity", "", "a job keeps the ranks it started with"),
@@ -123,6 +126,8 @@ constexpr std::array kKeys{
 
 constexpr std::array kAliases{
     KeyAlias{"/bfloat16", "/bf16"},
+    KeyAlias{"/sequence_parallel_size", "/zeroth/mesh/sp"},
+    KeyAlias{"/tensor_parallel/autotp_size", "/zeroth/mesh/tp"},
     KeyAlias{"/optimizer/params/adamw_mode", "/optimizer/params/adam_w_mode"},
     KeyAlias{"/zero_optimization/stage3_gather_fp16_weights_on_model_save",
              "/zero_optimization/stage3_gather_16bit_weights_on_model_save"},
