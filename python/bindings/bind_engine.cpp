@@ -434,17 +434,21 @@ void bind_engine(py::module_& module) {
   py::class_<libtorch::ParameterBox>(module, "ParameterBox",
                                      "What a rank's parameter is of the parameter of the whole model.")
       .def(py::init([](std::vector<std::int64_t> logical_shape, std::vector<std::int64_t> offset, std::string distinct,
-                       int copies, std::vector<std::string> summed) {
+                       int copies, std::vector<std::string> summed, int parts, int parts_dim) {
              return libtorch::ParameterBox{
                  std::move(logical_shape),
                  std::move(offset),
+                 parts,
+                 parts_dim,
                  {.distinct = std::move(distinct), .copies = copies, .summed = std::move(summed)}};
            }),
            py::arg("logical_shape") = std::vector<std::int64_t>(), py::arg("offset") = std::vector<std::int64_t>(),
            py::arg("distinct") = "", py::arg("copies") = 1, py::arg("summed") = std::vector<std::string>(),
+           py::arg("parts") = 1, py::arg("parts_dim") = 0,
            "logical_shape, offset: the whole tensor, and where the parameter begins in it; empty: it is the whole. "
            "distinct: the axis along which ranks have other boxes; copies: so many neighbours have the same. summed: "
-           "axes along which ranks have parts of the gradient.")
+           "axes along which ranks have parts of the gradient. parts: the box is of each of so many equal blocks of "
+           "dimension parts_dim.")
       .def_readonly("logical_shape", &libtorch::ParameterBox::logical_shape)
       .def_readonly("offset", &libtorch::ParameterBox::offset)
       .def_property_readonly("distinct", [](const libtorch::ParameterBox& box) { return box.axes.distinct; })

@@ -440,10 +440,12 @@ class ParameterBox:
         distinct: str = "",
         copies: int = 1,
         summed: Sequence[str] = (),
+        parts: int = 1,
+        parts_dim: int = 0,
     ) -> None:
         """`logical_shape`, `offset`: the whole tensor, and where the parameter begins in it; empty: it is the whole. `distinct`: the axis
         along which ranks have other boxes; `copies`: so many neighbours have the same. `summed`: axes along which ranks have parts of the
-        gradient."""
+        gradient. `parts`: the box is of each of so many equal blocks of dimension `parts_dim`."""
     @property
     def logical_shape(self) -> list[int]: ...
     @property

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
-from zeroth import _C, _access, _deferred, _ending, _guards, _hypers, _place, _state, _units, _watch
+from zeroth import _C, _access, _boxes, _deferred, _ending, _guards, _hypers, _place, _state, _units, _watch
 from zeroth._config import ConfigLike, to_config
 from zeroth._optimizer import Optimizer
 
@@ -91,7 +91,7 @@ class Engine:
         _refuse_second(model)
         _refuse_subclasses("parameter", model.named_parameters())
         if world is None:
-            world = _C.World.from_environment()
+            world = _boxes.world_of(model) or _C.World.from_environment()
         _refuse_another_world(world)
         if world.size > 1:
             _refuse_subclasses("buffer", model.named_buffers())
@@ -99,8 +99,9 @@ class Engine:
         _ending.follow(world)
         self._world: _C.World | None = world
         self._model = model
-        found = _units.find_units(model) if units is None else _units.named_units(model, units)
         settings = to_config(config)
+        _parallelize(model, settings, world)
+        found = _units.find_units(model) if units is None else _units.named_units(model, units)
         hypers, group_of = _groups(model, params, settings.optimizer_type)
         later = _later(model, trainable_later)
         initial = _deferred.initial_of(model)
@@ -125,6 +126,7 @@ class Engine:
                 hooks=_hook_dicts(model),
                 trainable_later=set(later),
                 initial=None if initial is None else initial.values,
+                boxes=_boxes.of_model(model),
             )
         except BaseException:
             if initial is not None:
@@ -684,6 +686,15 @@ _NOT_TAKEN = {
     "mesh_param": "there is data parallelism only, over world=",
 }
 """further arguments of DeepSpeed's initialize(), and their place in Zeroth"""
+
+
+def _parallelize(model: nn.Module, config: _C.Config, world: _C.World) -> None:
+    """Splits the model for the axes of the configuration's mesh, unless that has been done."""
+    axes = config.mesh(world.size)
+    if (axes["tp"] > 1 or axes["sp"] > 1) and not _boxes.is_split(model):
+        from zeroth.parallel.parallelize import parallelize  # it needs what this module needs
+
+        parallelize(model, config, world=world)
 
 
 def _refuse_second(model: nn.Module) -> None:

@@ -34,6 +34,7 @@ bool BoxRange::is_valid() const {
     if (shape[dim] < 0 || offset[dim] < 0 || shape[dim] > logical[dim] || offset[dim] > logical[dim] - shape[dim])
       return false;
   }
+  if (!viewed.empty() && product(viewed) != product(logical)) return false;
   return product(logical) >= 0 && begin >= 0 && begin <= end && end <= product(shape);
 }
 

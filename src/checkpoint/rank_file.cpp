@@ -26,6 +26,7 @@ Json to_json(const BoxRange& range) {
   if (range.shape == range.logical) return json;
   json["offset"] = range.offset;
   json["shape"] = range.shape;
+  if (!range.viewed.empty()) json["tensor"] = range.viewed;
   return json;
 }
 
@@ -36,6 +37,7 @@ BoxRange range_of(const Json& json) {
       json.contains("offset") ? whole_numbers(json.at("offset")) : std::vector<std::int64_t>(range.logical.size(), 0);
   range.begin = whole_number(json.at("range").at(0));
   range.end = whole_number(json.at("range").at(1));
+  if (json.contains("tensor")) range.viewed = whole_numbers(json.at("tensor"));
   return range;
 }
 

@@ -57,7 +57,7 @@ Expected expected_of(const Manifest& manifest, const Sources& sources) {
   for (const auto& [key, parts] : sources) {
     const RankEntry& first = parts.front().entry;
     const bool of_one_rank = key.find('@', key.rfind('/') + 1) != std::string::npos;
-    if (!of_one_rank) expected.try_emplace(key, CheckpointState{key, first.dtype, first.range.logical});
+    if (!of_one_rank) expected.try_emplace(key, CheckpointState{key, first.dtype, first.range.tensor_shape()});
   }
   return expected;
 }
@@ -113,7 +113,7 @@ std::optional<Damage> damage_of(const std::string& key, const CheckpointState& a
                                 const std::vector<Source>& sources) {
   Damage damage{.keys = {key}};
   for (const Source& source : sources) {
-    if (source.entry.range.logical == about.shape && source.entry.dtype == about.dtype) continue;
+    if (source.entry.range.tensor_shape() == about.shape && source.entry.dtype == about.dtype) continue;
     damage.what = "a range of another tensor than the manifest's";
     return damage;
   }
@@ -196,7 +196,7 @@ void CheckpointReader::read(const std::string& key, std::int64_t begin, std::int
   ZR_CHECK(found != state_->sources.end(), ErrorCode::kUsage, "a checkpoint has no such state",
            {.where = "checkpoint.read", .which = state_->path + ", " + key});
   const RankEntry& first = found->second.front().entry;
-  const BoxRange range = BoxRange::of_whole(first.range.logical, begin, end);
+  const BoxRange range = BoxRange::of_whole(first.range.tensor_shape(), begin, end);
   const std::uint64_t element = detail::bytes_of_dtype(first.dtype);
   ZR_CHECK(range.is_valid() && static_cast<std::uint64_t>(end - begin) == into.size() / element &&
                into.size() % element == 0,

@@ -207,9 +207,9 @@ Engine::StatesRead Engine::read_states(LoadReport& report, const LoadOptions& op
         continue;
       }
       const RankEntry& first = found->second.front().entry;
-      if (first.range.logical != piece.has.logical || first.dtype != safetensors_dtype(piece.dtype)) {
-        other_shapes.push_back(key + ": " + first.dtype + " " + shape_text(first.range.logical) + " there, " +
-                               safetensors_dtype(piece.dtype) + " " + shape_text(piece.has.logical) + " here");
+      if (first.range.tensor_shape() != piece.has.tensor_shape() || first.dtype != safetensors_dtype(piece.dtype)) {
+        other_shapes.push_back(key + ": " + first.dtype + " " + shape_text(first.range.tensor_shape()) + " there, " +
+                               safetensors_dtype(piece.dtype) + " " + shape_text(piece.has.tensor_shape()) + " here");
         continue;
       }
       const std::size_t bytes = array_bytes(piece.has.size(), piece.dtype);

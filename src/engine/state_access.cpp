@@ -70,7 +70,8 @@ StateBatch batch_of(const std::vector<std::string>& texts, std::size_t names) {
                                     .offset = one.at("o").get<std::vector<std::int64_t>>(),
                                     .shape = one.at("s").get<std::vector<std::int64_t>>(),
                                     .begin = range[0],
-                                    .end = range[1]},
+                                    .end = range[1],
+                                    .viewed = one.at("t").get<std::vector<std::int64_t>>()},
                           .dtype = static_cast<DType>(dtype),
                           .rank = static_cast<int>(rank),
                           .offset = offset};
@@ -338,6 +339,7 @@ void Engine::read_batch(const StateQuery& query, const std::vector<std::string>&
     own.push_back(&piece);
     said["pieces"].push_back({{"n", found->second},
                               {"l", piece.has.logical},
+                              {"t", piece.has.viewed},
                               {"o", piece.has.offset},
                               {"s", piece.has.shape},
                               {"r", {piece.writes.begin, piece.writes.end}},
@@ -408,12 +410,12 @@ void Engine::read_batch(const StateQuery& query, const std::vector<std::string>&
     for (const RemotePiece& piece : batch.pieces) {
       if (piece.name != name) continue;
       if (tensor.data.empty()) {
-        tensor.shape = piece.range.logical;
+        tensor.shape = piece.range.tensor_shape();
         tensor.dtype = piece.dtype;
         elements = piece.range.logical_elements();
         tensor.data.resize(array_bytes(elements, piece.dtype));
       }
-      ZR_CHECK(piece.range.logical == tensor.shape && piece.dtype == tensor.dtype, ErrorCode::kMismatch,
+      ZR_CHECK(piece.range.tensor_shape() == tensor.shape && piece.dtype == tensor.dtype, ErrorCode::kMismatch,
                "ranks have boxes of different tensors under one name", {.where = kStateWhere, .which = names[name]});
       found += put_piece(piece, all.data() + begins[static_cast<std::size_t>(piece.rank)] + piece.offset, tensor.data);
     }

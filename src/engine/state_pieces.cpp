@@ -14,6 +14,15 @@ BoxRange box_of(const ParamSpec& spec, StateShape shape) {
   if (shape == StateShape::kElement || shape == StateShape::kRank) {
     BoxRange box{.logical = logical, .offset = spec.box_offset, .shape = spec.shape};
     if (spec.logical_shape.empty()) box.offset.assign(spec.shape.size(), 0);
+    if (spec.box_parts == 1) return box;
+    // Blocks of a dimension become a dimension.
+    box.viewed = box.logical;
+    const auto at = static_cast<std::ptrdiff_t>(spec.box_parts_dim);
+    for (std::vector<std::int64_t>* extents : {&box.logical, &box.shape}) {
+      (*extents)[static_cast<std::size_t>(at)] /= spec.box_parts;
+      extents->insert(extents->begin() + at, spec.box_parts);
+    }
+    box.offset.insert(box.offset.begin() + at, 0);
     return box;
   }
   if (shape == StateShape::kTensor || logical.size() < 2) return BoxRange::of_whole({1}, 0, 0);

@@ -194,6 +194,8 @@ void put_box(ParamSpec& spec, const ParameterBox& box, const at::Tensor& tensor)
             .got = tensor.toString() + " " + c10::str(tensor.sizes())});
   spec.logical_shape = box.logical_shape;
   spec.box_offset = box.offset;
+  spec.box_parts = box.parts;
+  spec.box_parts_dim = box.parts_dim;
 }
 
 }  // namespace

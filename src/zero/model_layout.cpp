@@ -23,7 +23,16 @@ void require_box(const ParamSpec& param) {
   if (param.logical_shape.empty() && param.box_offset.empty()) return;
   const std::size_t dims = param.shape.size();
   bool fits = param.logical_shape.size() == dims && param.box_offset.size() == dims;
+  const bool parted = param.box_parts != 1;
+  fits = fits && param.box_parts >= 1 && (!parted || (param.box_parts_dim >= 0 && param.box_parts_dim < static_cast<int>(dims)));
   for (std::size_t dim = 0; fits && dim < dims; ++dim) {
+    if (parted && static_cast<int>(dim) == param.box_parts_dim) {
+      const std::int64_t own = param.shape[dim] / param.box_parts;
+      const std::int64_t block = param.logical_shape[dim] / param.box_parts;
+      fits = own * param.box_parts == param.shape[dim] && block * param.box_parts == param.logical_shape[dim] &&
+             param.box_offset[dim] >= 0 && own <= block && param.box_offset[dim] <= block - own;
+      continue;
+    }
     fits = param.box_offset[dim] >= 0 && param.shape[dim] >= 0 && param.shape[dim] <= param.logical_shape[dim] &&
            param.box_offset[dim] <= param.logical_shape[dim] - param.shape[dim];
   }
@@ -45,6 +54,8 @@ std::string ModelLayout::describe_param(int param) const {
   if (spec.grad_factor != 1.0) text += " grad_factor " + hex_float(spec.grad_factor);
   for (const std::string& alias : spec.aliases) text += " tied to " + alias;
   if (!spec.logical_shape.empty()) text += " at " + extents(spec.box_offset) + " of " + extents(spec.logical_shape);
+  if (spec.box_parts != 1)
+    text += " in " + std::to_string(spec.box_parts) + " blocks of dimension " + std::to_string(spec.box_parts_dim);
   const UnitSpec& unit = units[static_cast<std::size_t>(places[static_cast<std::size_t>(param)].unit)];
   text += (unit.repeated ? " repeated unit " : " unit ") + unit.name;
   return text;

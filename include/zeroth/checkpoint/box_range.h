@@ -16,10 +16,13 @@ struct BoxRange {
   std::vector<std::int64_t> shape{};    ///< of the box
   std::int64_t begin = 0;               ///< elements of the box, row major
   std::int64_t end = 0;
+  /// Shape of the tensor where `logical` is another view of its elements: [h, 3 h], seen as [h, 3, h]. Empty: `logical`.
+  std::vector<std::int64_t> viewed{};
 
   /// A range of a whole tensor.
   [[nodiscard]] static BoxRange of_whole(std::vector<std::int64_t> shape, std::int64_t begin, std::int64_t end);
   [[nodiscard]] std::int64_t size() const { return end - begin; }
+  [[nodiscard]] const std::vector<std::int64_t>& tensor_shape() const { return viewed.empty() ? logical : viewed; }
   [[nodiscard]] std::int64_t logical_elements() const;
   /// The box lies in the tensor, the range in the box, and no product overflows.
   [[nodiscard]] bool is_valid() const;

@@ -14,6 +14,8 @@ struct ParameterBox {
   /// Shape of the whole tensor, and where the parameter begins in it, one entry a dimension. Empty: it is the whole.
   std::vector<std::int64_t> logical_shape{};
   std::vector<std::int64_t> offset{};
+  int parts = 1;  ///< the same box of so many equal blocks of dimension parts_dim; see ParamSpec::box_parts
+  int parts_dim = 0;
   ParamAxes axes{};  ///< along which ranks have other boxes, or parts of the gradient
 };
 

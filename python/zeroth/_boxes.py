@@ -1,0 +1,62 @@
+"""What ranks share of a model: marks on its parameters, which an engine reads."""
+
+import dataclasses
+from typing import Any
+
+from torch import nn
+
+from zeroth import _C
+
+__all__ = ["Split", "box_of", "is_split", "mark", "of_model", "put_box", "split_of", "world_of"]
+
+_BOX = "_zeroth_box"
+_SPLIT = "_zeroth_split"
+
+
+@dataclasses.dataclass(eq=False)
+class Split:
+    """That a model is split, and for which ranks. Copies of the model share it."""
+
+    world: _C.World
+    axes: dict[str, int]
+    """sizes of the mesh's axes"""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Split":
+        return self
+
+
+def mark(model: nn.Module, split: Split) -> None:
+    """Notes on the root module that it is split."""
+    object.__setattr__(model, _SPLIT, split)
+
+
+def split_of(model: nn.Module) -> Split | None:
+    """What mark() noted on the model, or on a module inside."""
+    return next((vars(module)[_SPLIT] for module in model.modules() if _SPLIT in vars(module)), None)
+
+
+def is_split(model: nn.Module) -> bool:
+    """Whether mark() was called for the model or a module inside."""
+    return split_of(model) is not None
+
+
+def world_of(model: nn.Module) -> _C.World | None:
+    """The ranks that the model is split for."""
+    split = split_of(model)
+    return None if split is None else split.world
+
+
+def put_box(parameter: nn.Parameter, box: _C.ParameterBox) -> None:
+    """Notes what the parameter is of the whole model's."""
+    setattr(parameter, _BOX, box)
+
+
+def box_of(parameter: nn.Parameter) -> _C.ParameterBox | None:
+    """What put_box() noted."""
+    return getattr(parameter, _BOX, None)
+
+
+def of_model(model: nn.Module) -> dict[str, _C.ParameterBox]:
+    """All boxes, by the names of the parameters."""
+    named = ((name, box_of(parameter)) for name, parameter in model.named_parameters(remove_duplicate=False))
+    return {name: box for name, box in named if box is not None}

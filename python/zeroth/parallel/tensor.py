@@ -1,0 +1,137 @@
+"""Layers whose matrices the ranks of a mesh's axis share (Shoeybi et al. 2019, Megatron-LM, section 3)."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from zeroth import _C, _boxes
+from zeroth._C import copy_to_group, gather_from_group, reduce_from_group
+from zeroth.parallel.tensor_cut import Cut
+
+__all__ = ["ColumnLinear", "RowLinear", "VocabEmbedding", "share", "whole_shape"]
+
+
+def share(module: nn.Module, name: str, cut: Cut, dim: int) -> None:
+    """Puts this rank's part in the place of a whole parameter: the same Parameter object, with its part for data."""
+    parameter = getattr(module, name)
+    if parameter is None or _boxes.box_of(parameter) is not None:
+        return  # no bias; or tied, and cut already
+    whole = tuple(parameter.shape)
+    parameter.data = cut.take(parameter.data, dim)
+    _boxes.put_box(parameter, cut.box(whole, dim))
+
+
+def whole_shape(parameter: nn.Parameter) -> list[int]:
+    """Of the whole model's parameter."""
+    box = _boxes.box_of(parameter)
+    return list(parameter.shape) if box is None or not box.logical_shape else box.logical_shape
+
+
+class _Shared(nn.Module):
+    """A linear layer with a part of its matrix: nn.Linear's weight [out, in], or [in, out] as transformers' Conv1D."""
+
+    def __init__(self, whole: nn.Module, group: _C.Communicator) -> None:
+        super().__init__()
+        self.group = group
+        self.transposed = not isinstance(whole, nn.Linear)
+        self.weight: nn.Parameter = whole.weight  # type: ignore[assignment]
+        self.bias: nn.Parameter | None = whole.bias  # type: ignore[assignment]
+        self.train(whole.training)
+
+    @property
+    def in_features(self) -> int:
+        """That this rank takes."""
+        return self.weight.shape[0 if self.transposed else 1]
+
+    @property
+    def out_features(self) -> int:
+        """That this rank gives."""
+        return self.weight.shape[1 if self.transposed else 0]
+
+    def product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x [..., in] -> [..., out] with this rank's matrix."""
+        return functional.linear(x, self.weight.t() if self.transposed else self.weight, bias)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, ranks={self.group.size}"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        vars(copied).update({key: value for key, value in vars(self).items() if key != "_parameters"})
+        copied._parameters = {}
+        for name, parameter in self._parameters.items():
+            if parameter is not None and id(parameter) not in memo:
+                twin = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+                if (box := _boxes.box_of(parameter)) is not None:
+                    _boxes.put_box(twin, box)
+                memo[id(parameter)] = twin
+            copied._parameters[name] = None if parameter is None else memo[id(parameter)]
+        return copied
+
+
+class ColumnLinear(_Shared):
+    """Each rank computes a part of the outputs: x [..., in] whole on all ranks -> [..., own out]. The gradient of x is
+    summed over the ranks. `gather_output`: the result is whole on all ranks, too, and made for values that all compute
+    alike."""
+
+    def __init__(self, whole: nn.Module, group: _C.Communicator, cut: Cut, gather_output: bool = False) -> None:
+        """Takes the parameters of `whole`, an nn.Linear or transformers' Conv1D, and cuts them."""
+        super().__init__(whole, group)
+        self.gather_output = gather_output
+        dim = 1 if self.transposed else 0
+        self.sizes = cut.sizes(whole_shape(self.weight)[dim])
+        share(self, "weight", cut, dim)
+        share(self, "bias", cut, 0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.product(copy_to_group(x, self.group), self.bias)
+        return gather_from_group(out, -1, self.group, self.sizes) if self.gather_output else out
+
+
+class RowLinear(_Shared):
+    """Each rank takes a part of the inputs, as ColumnLinear gives it: x [..., own in] -> [..., out], the sum over the
+    ranks. The bias is added once, after the sum."""
+
+    def __init__(self, whole: nn.Module, group: _C.Communicator, cut: Cut) -> None:
+        """Takes the parameters of `whole`, an nn.Linear or transformers' Conv1D, and cuts the matrix."""
+        super().__init__(whole, group)
+        share(self, "weight", cut, 0 if self.transposed else 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = reduce_from_group(self.product(x, None), self.group)
+        return out if self.bias is None else out + self.bias
+
+
+class VocabEmbedding(nn.Embedding):
+    """Each rank has the rows of a part of the vocabulary: indices, the same on all ranks -> [..., size], whole."""
+
+    def __init__(self, whole: nn.Embedding, group: _C.Communicator, cut: Cut) -> None:
+        """Takes the table of `whole` and cuts it."""
+        nn.Module.__init__(self)
+        self.num_embeddings, self.embedding_dim = whole.num_embeddings, whole.embedding_dim
+        self.padding_idx, self.max_norm, self.norm_type = whole.padding_idx, whole.max_norm, whole.norm_type
+        self.scale_grad_by_freq, self.sparse = whole.scale_grad_by_freq, False
+        self.group = group
+        self.weight = whole.weight
+        self.begin, self.count = cut.range_of(whole.num_embeddings)
+        share(self, "weight", cut, 0)
+        self.train(whole.training)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        own = input - self.begin
+        outside = (own < 0) | (own >= self.count)
+        rows = functional.embedding(own.masked_fill(outside, 0), self.weight, **self._padding())
+        return reduce_from_group(rows.masked_fill(outside[..., None], 0.0), self.group)
+
+    def _padding(self) -> dict[str, int]:
+        """The padding row gets no gradient, on the rank that has it."""
+        if self.padding_idx is None or not 0 <= self.padding_idx - self.begin < self.count:
+            return {}
+        return {"padding_idx": self.padding_idx - self.begin}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return _Shared.__deepcopy__(self, memo)  # type: ignore[arg-type]
+

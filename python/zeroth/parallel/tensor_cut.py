@@ -1,0 +1,51 @@
+"""Which part of a tensor a rank has: values, no ranks needed."""
+
+import dataclasses
+
+import torch
+
+from zeroth import _C
+from zeroth._C import slice_sizes
+
+__all__ = ["Cut"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cut:
+    """How the ranks of an axis share one dimension of a tensor."""
+
+    axis: str
+    """of the mesh"""
+    rank: int
+    ranks: int
+    grain: int = 1
+    """indices that stay together: the size of a head"""
+    copies: int = 1
+    """so many neighbours have the same part"""
+    parts: int = 1
+    """the dimension is so many equal blocks, each of which is shared like this: query, key and value in one matrix"""
+
+    def sizes(self, length: int) -> list[int]:
+        """Indices of each rank, of a block of `length`."""
+        sizes = slice_sizes(length // self.grain, self.ranks // self.copies)
+        return [size * self.grain for size in sizes for _ in range(self.copies)]
+
+    def range_of(self, length: int) -> tuple[int, int]:
+        """Where this rank's indices of a block of `length` begin, and how many there are."""
+        sizes = self.sizes(length)
+        return sum(sizes[: self.rank : self.copies][: self.rank // self.copies]), sizes[self.rank]
+
+    def take(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
+        """This rank's part, a contiguous copy."""
+        dim %= whole.dim()
+        begin, count = self.range_of(whole.shape[dim] // self.parts)
+        blocks = whole.unflatten(dim, (self.parts, -1))
+        return blocks.narrow(dim + 1, begin, count).flatten(dim, dim + 1).clone(memory_format=torch.contiguous_format)
+
+    def box(self, whole: tuple[int, ...], dim: int) -> _C.ParameterBox:
+        """Of a parameter whose dimension `dim` ranks share so."""
+        dim %= len(whole)
+        begin, _ = self.range_of(whole[dim] // self.parts)
+        offset = [0] * len(whole)
+        offset[dim] = begin
+        return _C.ParameterBox(whole, offset, distinct=self.axis, copies=self.copies, parts_dim=dim, parts=self.parts)
