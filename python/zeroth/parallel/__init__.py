@@ -35,15 +35,37 @@ from zeroth._C import (
     split_to_group,
 )
 
+from zeroth.parallel.grid import grid_attention
+from zeroth.parallel.heads import HeadSplit, split_heads
+from zeroth.parallel.layout import SequenceLayout, contiguous, on_grid, zigzag
+from zeroth.parallel.masks import SequenceMask, documents_of, documents_of_boundaries
+from zeroth.parallel.ring import ring_attention
+from zeroth.parallel.split import SplitModel, split_sequence
+from zeroth.parallel.ulysses import ulysses_attention
+
 __all__ = [
+    "HeadSplit",
+    "SequenceLayout",
+    "SequenceMask",
+    "SplitModel",
     "all_gather",
     "all_reduce",
     "all_to_all",
+    "contiguous",
     "copy_to_group",
+    "documents_of",
+    "documents_of_boundaries",
     "gather_from_group",
+    "grid_attention",
+    "on_grid",
     "reduce_from_group",
     "reduce_scatter",
+    "ring_attention",
     "ring_shift",
     "slice_sizes",
+    "split_heads",
+    "split_sequence",
     "split_to_group",
+    "ulysses_attention",
+    "zigzag",
 ]

@@ -1,0 +1,266 @@
+"""One rank of a group that splits the sequence of transformers' models; see sequence_test.py. Losses and gradients, summed
+over the group, are those of the same model whole on one rank, in float64.
+
+sequence_hf_rank.py models | masks | refusals
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import sys
+from typing import Any
+
+import torch
+import transformers
+from sequence_rank import close, refused
+from torch.nn import functional
+from transformers import masking_utils
+
+import zeroth
+from zeroth import parallel
+
+BOUND = 1e-10
+SMALL: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "tie_word_embeddings": True,
+}
+WINDOW = {"sliding_window": 6}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama": ("Llama", {}),
+    "Qwen2": ("Qwen2", {"use_sliding_window": True, "max_window_layers": 1, **WINDOW}),
+    "Qwen3": ("Qwen3", {}),
+    "Mistral": ("Mistral", WINDOW),
+    "Gemma": ("Gemma", {"num_key_value_heads": 1}),
+    "Gemma2": ("Gemma2", {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 2.0, **WINDOW}),
+    "GPT2": ("GPT2", {"n_inner": 40}),
+}
+
+
+def reference_attention(
+    module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, dropout: float = 0.0,
+    scaling: float | None = None, softcap: float | None = None, **_: Any,
+) -> tuple[torch.Tensor, None]:  # fmt: skip
+    groups = q.shape[1] // k.shape[1]
+    scores = q @ k.repeat_interleave(groups, 1).transpose(2, 3) * (scaling or q.shape[-1] ** -0.5)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    chances = torch.nan_to_num(scores.softmax(-1))
+    return (chances @ v.repeat_interleave(groups, 1)).transpose(1, 2), None
+
+
+def reference_mask(**arguments: Any) -> torch.Tensor:
+    mask = masking_utils.sdpa_mask(**{**arguments, "allow_is_causal_skip": False})
+    assert mask is not None
+    return mask
+
+
+def wide_norms(model: torch.nn.Module) -> None:
+    """Norms of transformers round to float32; the same numbers, but not rounded."""
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            eps = getattr(module, "variance_epsilon", getattr(module, "eps", 1e-6))
+            more = 1.0 if "Gemma" in type(module).__name__ else 0.0
+
+            def forward(x: torch.Tensor, module: Any = module, eps: float = eps, more: float = more) -> torch.Tensor:
+                return (module.weight + more) * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+            module.forward = forward  # type: ignore[assignment]
+
+
+def build(name: str, **more: Any) -> Any:
+    family, own = MODELS[name]
+    torch.manual_seed(1)
+    config = getattr(transformers, f"{family}Config")(**{**SMALL, **own, **more})
+    config._attn_implementation = "reference"
+    kind = f"{family}LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
+    model = getattr(transformers, kind)(config).double().eval()
+    wide_norms(model)
+    return model
+
+
+def sample(length: int, batch: int = 2) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(1, SMALL["vocab_size"], (batch, length), generator=generator)
+    labels = ids.clone()
+    labels[:, : length // 3] = -100
+    return {"input_ids": ids, "labels": labels}
+
+
+def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
+
+
+def check(name: str, model: Any, group: zeroth.Communicator, inputs: dict[str, Any], **split: Any) -> None:
+    """The split model against itself whole."""
+    whole = {key: value for key, value in inputs.items() if key not in ("labels", "cu_seq_lens_q")}
+    if "cu_seq_lens_q" in inputs:  # the reference has no other way to say it
+        bounds = inputs["cu_seq_lens_q"].tolist()
+        whole["position_ids"] = torch.cat([torch.arange(b - a) for a, b in zip(bounds, bounds[1:])])[None]
+        inputs = {**inputs, "position_ids": whole["position_ids"]}
+    model.zero_grad()
+    logits = model(**whole, use_cache=False).logits
+    plain = loss_of(logits, inputs["labels"])
+    plain.backward()
+    expected = {key: value.grad for key, value in model.named_parameters()}
+    model.zero_grad()
+    handle = parallel.split_sequence(model, group, **split)
+    output = model(**inputs)
+    output.loss.backward()
+    what = f"{name} {split}"
+    close(output.loss.detach(), plain.detach(), f"loss of {what}", BOUND)
+    close(handle.gather(output.logits), logits.detach(), f"logits of {what}", BOUND)
+    for key, value in model.named_parameters():
+        if expected[key] is None:
+            assert value.grad is None, key
+            continue
+        close(group.all_reduce(value.grad.contiguous()), expected[key], f"gradient of {key} of {what}", BOUND)
+    handle.remove()
+    assert model.config._attn_implementation == "reference"
+
+
+def ways(group: zeroth.Communicator, mesh: zeroth.Mesh) -> list[dict[str, Any]]:
+    every: list[dict[str, Any]] = [
+        {"method": "ulysses"},
+        {"method": "ring"},
+        {"method": "ring", "layout": "contiguous", "order": "token"},
+    ]
+    if group.size == 4:
+        every.append({"method": "grid", "ring": mesh.axis("ring"), "ulysses": mesh.axis("ulysses")})
+    return every
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    transformers.AttentionInterface.register("reference", reference_attention)
+    transformers.AttentionMaskInterface.register("reference", reference_mask)
+    world = zeroth.World.from_environment()
+    mesh = world.mesh({"ring": world.size // 2, "ulysses": 2})
+    group = mesh.axes(["ring", "ulysses"])
+    checks = {"models": check_models, "masks": check_masks, "rest": check_the_rest}
+    for name in sys.argv[1:]:
+        checks[name](group, mesh)
+    print("all of these: ok", flush=True)
+
+
+def check_models(group: zeroth.Communicator, mesh: zeroth.Mesh) -> None:
+    for name in MODELS if group.size == 2 else ["Llama"]:
+        model = build(name)
+        for way in ways(group, mesh):
+            check(name, model, group, sample(21), **way)
+
+
+def packed(length: int, *starts: int) -> torch.Tensor:
+    """Positions that start again."""
+    bounds = [0, *starts, length]
+    return torch.cat([torch.arange(b - a) for a, b in zip(bounds, bounds[1:], strict=False)])
+
+
+def check_masks(group: zeroth.Communicator, mesh: zeroth.Mesh) -> None:
+    """Padding, packed documents, prepared masks, sequences of few tokens."""
+    length = 22
+    left, right = torch.ones(2, 2, length, dtype=torch.int64)
+    left[0, :7], right[1, -5:] = 0, 0
+    two = torch.stack([packed(length, 5, 13), packed(length, 11, 12)])
+    seen = torch.rand(2, 1, length, length, generator=torch.Generator().manual_seed(5)) < 0.7
+    seen |= torch.eye(length, dtype=torch.bool)
+    bias = torch.randn(1, 4, length, length, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    inputs: dict[str, dict[str, Any]] = {
+        "left padding": {"attention_mask": left},
+        "right padding": {"attention_mask": right},
+        "documents": {"position_ids": two},
+        "one row of documents": {"position_ids": two[:1]},
+        "boundaries": {"cu_seq_lens_q": torch.tensor([0, 4, 15, length], dtype=torch.int32)},
+        "a matrix": {"attention_mask": seen},
+        "a matrix of each head": {"attention_mask": seen.expand(2, 4, -1, -1).clone()},
+        "a bias of each head": {"attention_mask": bias},
+    }
+    for what, more in inputs.items():
+        for name in ("Mistral", "Gemma2"):
+            if name == "Gemma2" and "attention_mask" in more and more["attention_mask"].dim() == 4:
+                continue  # its masks of two kinds are made from one
+            model = build(name)
+            batch = 1 if "cu_seq_lens_q" in more else 2
+            for way in ways(group, mesh):
+                check(f"{name} with {what}", model, group, {**sample(length, batch), **more}, **way)
+    model = build("Llama")
+    for few in (group.size, group.size - 1, 2 * group.size - 1):
+        if few >= 2:
+            for way in ways(group, mesh):
+                ids = sample(few)["input_ids"]
+                check(f"{few} tokens", model, group, {"input_ids": ids, "labels": ids}, **way)
+
+
+def check_the_rest(group: zeroth.Communicator, mesh: zeroth.Mesh) -> None:
+    del mesh
+    model = build("Llama")
+    ids = sample(19)["input_ids"]
+    embeds = model.get_input_embeddings()(ids).detach()
+    split = parallel.split_sequence(model, group)
+    first = model(ids, labels=ids)
+    close(model(inputs_embeds=embeds, labels=ids).loss.detach(), first.loss.detach(), "embeddings", BOUND)
+    as_tuple = model(ids, labels=ids, return_dict=False)
+    close(as_tuple[0].detach(), first.loss.detach(), "a tuple", BOUND)
+    items = model(ids, labels=ids, num_items_in_batch=torch.tensor(72)).loss
+    close(items.detach(), (first.loss * 36 / 72).detach(), "num_items_in_batch", BOUND)
+    shift = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=-100)
+    close(model(ids, shift_labels=shift).loss.detach(), first.loss.detach(), "shift_labels", BOUND)
+    assert model(ids).loss is None
+    assert "_attn_implementation" not in model.config.to_dict() and "zeroth" not in model.config.to_json_string()
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+    assert type(copy.deepcopy(model.config)._attn_implementation) is str
+
+    other = build("Llama", num_key_value_heads=4)  # another model with another group, at the same time
+    alone = zeroth.World.from_environment().mesh({"dp": group.size, "sp": 1}).axis("sp")
+    whole = other(ids).logits
+    one = parallel.split_sequence(other, alone, "ring")
+    close(other(ids, labels=ids).logits.detach(), whole.detach(), "a group of one", BOUND)
+    close(model(ids, labels=ids).loss.detach(), first.loss.detach(), "beside another split model", BOUND)
+    one.remove()
+
+    # Activation checkpointing: backward runs the attention again, after another forward of the same model.
+    model.zero_grad()
+    first.loss.backward()
+    plain = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    model.train()
+    model.gradient_checkpointing_enable()
+    loss = model(ids, labels=ids).loss
+    model(ids[:, :5])
+    loss.backward()
+    for parameter, grad in zip(model.parameters(), plain, strict=True):
+        close(parameter.grad, grad, "checkpointing", BOUND)
+    split.remove()
+
+    # Dropout: checkpointing changes nothing, ranks have other numbers and go on with equal ones.
+    for method in ("ulysses", "ring"):
+        noisy = build("GPT2", attn_pdrop=0.3, embd_pdrop=0.2, resid_pdrop=0.1, num_key_value_heads=4).train()
+        split = parallel.split_sequence(noisy, group, method)  # type: ignore[arg-type]
+        runs = []
+        for checkpointing in (False, True):
+            if checkpointing:
+                noisy.gradient_checkpointing_enable()
+            torch.manual_seed(5)
+            noisy.zero_grad()
+            loss = noisy(ids, labels=ids).loss
+            after = torch.randint(1 << 40, (1,))
+            assert len(set(group.all_gather(after).tolist())) == 1
+            loss.backward()
+            runs.append([loss.detach(), *(p.grad.clone() for p in noisy.parameters())])
+        for a, b in zip(*runs, strict=True):
+            close(a, b, f"dropout with checkpointing, {method}", BOUND)
+        split.remove()
+
+
+if __name__ == "__main__":
+    main()

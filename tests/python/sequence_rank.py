@@ -1,0 +1,269 @@
+"""One rank of a group that splits a sequence; see sequence_test.py. Every rank makes the whole tensors from a seed, runs
+plain attention on them, and compares its part.
+
+sequence_rank.py attention [long]    Ulysses, ring, token and the grid against plain attention; bytes; what is refused
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+import zeroth
+from zeroth import parallel
+from zeroth.parallel import SequenceLayout, SequenceMask
+
+BOUND = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 4e-2}
+"""of the largest difference, relative to the largest number"""
+Tensors = list[torch.Tensor]
+
+
+@dataclasses.dataclass(kw_only=True)
+class Case:
+    """An attention of the whole sequence."""
+
+    heads: int = 4
+    kv_heads: int = 4
+    length: int = 24
+    batch: int = 2
+    size: int = 8
+    v_size: int = 8
+    causal: bool = True
+    scale: float | None = None
+    mask: SequenceMask | None = None
+    softcap: float | None = None
+    bias_heads: int = 0
+    """0: no bias"""
+    dtype: torch.dtype = torch.float64
+
+    def tensors(self) -> Tensors:
+        """q, k, v, the gradient of the output, and the bias."""
+        generator = torch.Generator().manual_seed(7)
+        shapes = [
+            (self.batch, self.heads, self.length, self.size),
+            (self.batch, self.kv_heads, self.length, self.size),
+            (self.batch, self.kv_heads, self.length, self.v_size),
+            (self.batch, self.heads, self.length, self.v_size),
+            (1, max(self.bias_heads, 1), self.length, self.length),
+        ]
+        return [torch.randn(shape, generator=generator, dtype=torch.float64).to(self.dtype) for shape in shapes]
+
+    def plain(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        groups = self.heads // self.kv_heads
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+        scores = q @ k.transpose(2, 3) * (self.size**-0.5 if self.scale is None else self.scale)
+        if self.softcap is not None:
+            scores = torch.tanh(scores / self.softcap) * self.softcap
+        if bias is not None:
+            scores = scores + bias
+        whole = range(self.length)
+        mask = SequenceMask(is_causal=self.causal) & (self.mask or SequenceMask())
+        seen = mask._evaluate(whole, whole, None)
+        scores = scores.masked_fill(~seen, -torch.inf)
+        chances = torch.where(seen.any(-1, keepdim=True), scores.softmax(-1), 0)
+        return torch.nan_to_num(chances) @ v
+
+
+def close(mine: torch.Tensor | None, plain: torch.Tensor | None, what: object, bound: float | None = None) -> None:
+    assert mine is not None and plain is not None, what
+    assert mine.shape == plain.shape and mine.dtype == plain.dtype, (what, mine.shape, plain.shape)
+    limit = BOUND[mine.dtype] if bound is None else bound
+    if mine.numel() == 0:
+        return
+    difference = (mine - plain).abs().max().item() / max(1.0, plain.abs().max().item())
+    assert difference <= limit, f"{what}: {difference} > {limit}"
+
+
+@contextlib.contextmanager
+def refused(code: str, text: str) -> Iterator[None]:
+    """The block must raise an Error with this code and these words, in this order."""
+    try:
+        yield
+    except zeroth.Error as error:
+        assert error.code == code and re.search(text, str(error)), f"{error.code}: {error}, expected {code}: {text}"
+        return
+    raise AssertionError(f"no error: {text}")
+
+
+Run = Callable[..., torch.Tensor]
+
+
+def check(
+    case: Case, layout: SequenceLayout, rank: int, run: Run, name: str, group: zeroth.Communicator | None = None
+) -> None:
+    """run(q, k, v, bias) of this rank's tokens gives the rank's part of plain attention, and of its gradients."""
+    *inputs, grad, bias = case.tensors()
+    wide = torch.float32 if case.dtype == torch.bfloat16 else case.dtype
+    whole = [tensor.to(wide, copy=True).requires_grad_() for tensor in (*inputs, bias)]
+    expected = case.plain(*whole[:3], whole[3] if case.bias_heads else None)
+    expected.backward(grad.to(wide))
+    own = [layout.cut(tensor, 2, rank).clone().requires_grad_() for tensor in inputs]
+    bias = bias.clone().requires_grad_()
+    out = run(*own, bias if case.bias_heads else None)
+    out.backward(layout.cut(grad, 2, rank))
+    what = f"{name} {case} {layout.lengths}"
+    close(out.detach(), layout.cut(expected.detach(), 2, rank).to(case.dtype), f"output of {what}")
+    for tensor, all_of_it, letter in zip(own, whole, "qkv", strict=False):
+        assert all_of_it.grad is not None
+        close(tensor.grad, layout.cut(all_of_it.grad, 2, rank).to(case.dtype), f"gradient of {letter} of {what}")
+    if case.bias_heads and group is not None:
+        assert bias.grad is not None
+        close(group.all_reduce(bias.grad), whole[3].grad, f"gradient of the bias of {what}")
+
+
+def ulysses(case: Case, group: zeroth.Communicator, layout: SequenceLayout, grouped: bool) -> Run:
+    """With an attention function of the whole sequence of some heads."""
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        local = dataclasses.replace(case, heads=q.shape[1], kv_heads=k.shape[1])
+        return local.plain(q, k, v, bias)
+
+    return lambda q, k, v, bias: parallel.ulysses_attention(
+        q, k, v, attend, group, lengths=layout.lengths, bias=bias, grouped=grouped
+    )
+
+
+def ring(case: Case, group: zeroth.Communicator, layout: SequenceLayout, order: str) -> Run:
+    return lambda q, k, v, bias: parallel.ring_attention(
+        q, k, v, group, case.causal, case.scale, layout, order,  # type: ignore[arg-type]
+        mask=case.mask, bias=bias, softcap=case.softcap,
+    )  # fmt: skip
+
+
+def documents(length: int, batch: int = 1) -> SequenceMask:
+    rows = [sorted((position * (row + 3)) // length for position in range(length)) for row in range(batch)]
+    return SequenceMask.documents(torch.tensor(rows))
+
+
+def padding(length: int, batch: int) -> SequenceMask:
+    kept = torch.ones(batch, length, dtype=torch.bool)
+    kept[0, : length // 3] = False
+    kept[-1, length - 2 :] = False
+    return SequenceMask.keys(kept)
+
+
+def cases() -> list[Case]:
+    return [
+        Case(),
+        Case(causal=False, batch=1, scale=0.3),
+        Case(heads=6, kv_heads=2, length=23, batch=3, v_size=4),
+        Case(heads=8, kv_heads=1, length=25),
+        Case(heads=7, kv_heads=7, length=9, batch=1),
+        Case(heads=12, kv_heads=3, length=31, size=4),
+        Case(mask=SequenceMask.window(5), length=29),
+        Case(mask=documents(27, 2), length=27),
+        Case(mask=padding(26, 2), length=26),
+        Case(mask=padding(26, 2) & SequenceMask.window(7), length=26, causal=False),
+        Case(softcap=2.0, kv_heads=2, length=22),
+        Case(bias_heads=4, length=21),
+        Case(bias_heads=1, causal=False, length=20),
+        Case(dtype=torch.float32, length=40),
+        Case(dtype=torch.bfloat16, length=24, kv_heads=2),
+    ]
+
+
+def check_attention(group: zeroth.Communicator) -> None:
+    size, rank = group.size, group.rank
+    for case in cases():
+        whole = parallel.contiguous(case.length, size)
+        zigzag = parallel.zigzag(case.length, size)
+        for grouped in (False, True):
+            if case.heads >= size:
+                check(case, whole, rank, ulysses(case, group, whole, grouped), f"ulysses {grouped}", group)
+        for layout in (whole, zigzag):
+            for order in ("ring", "token"):
+                check(
+                    case if order == "ring" else dataclasses.replace(case),
+                    layout,
+                    rank,
+                    without_grad_of_bias(ring(case, group, layout, order), order),
+                    order,
+                    group if order == "ring" else None,
+                )
+    few = Case(heads=1, kv_heads=1, length=size + 1)  # fewer heads than ranks; chunks without a token
+    for layout in (parallel.contiguous(few.length, size), parallel.zigzag(few.length, size)):
+        check(few, layout, rank, ring(few, group, layout, "ring"), "ring", group)
+        check(few, layout, rank, ring(few, group, layout, "token"), "token", group)
+
+
+def without_grad_of_bias(run: Run, order: str) -> Run:
+    if order == "ring":
+        return run
+    return lambda q, k, v, bias: run(q, k, v, None if bias is None else bias.detach())
+
+
+def check_forms_of_a_bias(group: zeroth.Communicator) -> None:
+    """Split by heads already, or by queries."""
+    case = Case(bias_heads=4, heads=4, length=18)
+    layout, rank = parallel.contiguous(case.length, group.size), group.rank
+    heads = parallel.split_heads(4, 4, group.size).q[rank]
+    run = ulysses(case, group, layout, False)
+    check(case, layout, rank, lambda q, k, v, b: run(q, k, v, b[:, heads.start : heads.stop]), "heads", group)
+    check(case, layout, rank, lambda q, k, v, b: run(q, k, v, layout.cut(b, 2, rank)), "queries", group)
+    case = dataclasses.replace(case, bias_heads=1)
+    run = ulysses(case, group, layout, False)
+    check(case, layout, rank, lambda q, k, v, b: run(q, k, v, layout.cut(b, 2, rank)), "queries, one head", group)
+
+
+def check_cross(group: zeroth.Communicator) -> None:
+    """Other keys than queries, without a mask."""
+    case = Case(causal=False, length=20)
+    q, k, v, _, _ = case.tensors()
+    k, v = k[:, :, :13], v[:, :, :13]
+    plain = functional.scaled_dot_product_attention(q, k, v)
+    queries, keys = parallel.contiguous(20, group.size), parallel.contiguous(13, group.size)
+    for order in ("ring", "token"):
+        out = parallel.ring_attention(
+            queries.cut(q, 2, group.rank), keys.cut(k, 2, group.rank), keys.cut(v, 2, group.rank), group,
+            order=order, lengths=queries.lengths, key_lengths=keys.lengths,  # type: ignore[arg-type]
+        )  # fmt: skip
+        close(out, queries.cut(plain, 2, group.rank), f"cross {order}")
+
+
+def check_grid(world: zeroth.World) -> None:
+    mesh = world.mesh({"ring": 2, "ulysses": 2})
+    outer, inner, group = mesh.axis("ring"), mesh.axis("ulysses"), mesh.world
+    for case in cases():
+        for kind in (parallel.contiguous, parallel.zigzag):
+            row = kind(case.length, 2)
+            layout = parallel.on_grid(row, 2)
+            for order in ("ring", "token"):
+
+                def run(
+                    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None,
+                    case: Case = case, row: SequenceLayout = row, lengths: Any = layout.lengths, order: Any = order,
+                ) -> torch.Tensor:  # fmt: skip
+                    return parallel.grid_attention(
+                        q, k, v, inner, outer, case.causal, case.scale, row, order,
+                        lengths=lengths, mask=case.mask, bias=bias, softcap=case.softcap,
+                    )  # fmt: skip
+
+                check(
+                    case, layout, group.rank, without_grad_of_bias(run, order), f"grid {order}",
+                    group if order == "ring" else None,
+                )  # fmt: skip
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    world = zeroth.World.from_environment()
+    if sys.argv[1] == "attention":
+        group = world.mesh({"sp": world.size}).axis("sp")
+        check_attention(group)
+        check_forms_of_a_bias(group)
+        check_cross(group)
+        if world.size == 4:
+            check_grid(world)
+    print(f"{sys.argv[1]}: ok", flush=True)
+
+
+if __name__ == "__main__":
+    main()
