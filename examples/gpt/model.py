@@ -46,17 +46,16 @@ class ModelOptions:
         return DEVIATION / math.sqrt(2.0 * self.layers)
 
 
-class Projection(nn.Module):
+class Projection(nn.Linear):
     """A matrix without bias and without torch's own initialisation; Gpt fills it."""
 
     def __init__(self, num_in: int, num_out: int, deviation: float, dtype: torch.dtype) -> None:
         """Weight [num_out, num_in]; initial standard deviation `deviation`."""
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(num_out, num_in, dtype=dtype))
+        super().__init__(num_in, num_out, bias=False, dtype=dtype)
         self.deviation = deviation
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)
+    def reset_parameters(self) -> None:
+        pass
 
 
 class RmsNorm(nn.Module):
@@ -97,20 +96,21 @@ class Attention(nn.Module):
     def __init__(self, options: ModelOptions, rotary: Rotary) -> None:
         super().__init__()
         width = options.d_model
-        self.heads = options.heads
+        self.num_heads = options.heads
+        self.head_dim = width // options.heads
         self.rotary = rotary
         self.qkv = Projection(width, 3 * width, DEVIATION, options.dtype)
         self.out = Projection(width, width, options.residual_deviation, options.dtype)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        B, T, D = x_BTD.shape
-        qkv_BT3NH = self.qkv(x_BTD).view(B, T, 3, self.heads, D // self.heads)
+        B, T, _ = x_BTD.shape
+        qkv_BT3NH = self.qkv(x_BTD).view(B, T, 3, -1, self.head_dim)  # N: of this rank, if ranks share the heads
         qk_BT2NH = self.rotary.rotate(qkv_BT3NH.narrow(2, 0, 2))
         q_BNTH = qk_BT2NH.select(2, 0).transpose(1, 2)
         k_BNTH = qk_BT2NH.select(2, 1).transpose(1, 2)
         v_BNTH = qkv_BT3NH.select(2, 2).transpose(1, 2)
         y_BNTH = F.scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH, is_causal=True)
-        y_BTD: Tensor = self.out(y_BNTH.transpose(1, 2).reshape(B, T, D))
+        y_BTD: Tensor = self.out(y_BNTH.transpose(1, 2).reshape(B, T, -1))
         return y_BTD
 
 

@@ -63,6 +63,8 @@ class Options:
 
     config: pathlib.Path | None
     zero_stage: int | None
+    mesh: dict[str, int]
+    """sizes of axes: dp, tp"""
     batch: int | None
     accumulate: int | None
     dtype: str | None
@@ -203,11 +205,25 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("engine").add_argument
     add("--config", type=pathlib.Path, help="Zeroth configuration (JSON); the arguments below win over it")
     add("--zero-stage", type=int, choices=(0, 1, 2, 3), help="default 3")
+    add(
+        "--mesh",
+        type=_mesh,
+        default={},
+        help='the ranks as a grid, say "dp=2,tp=2": tp ranks share the matrices of each layer (default: dp alone)',
+    )
     add("--batch", type=_integer(1, MOST), help="sequences per rank and micro-step (default 8)")
     add("--accumulate", type=_integer(1, MOST), help="micro-steps of a step (default 1)")
     add("--dtype", choices=("fp32", "bf16", "fp16", "fp64"), help="default fp32")
     add("--lr", type=_number, help="highest learning rate (default 0.001)")
     add("--clip", type=_number, help="clip gradients to this norm; 0: off (default 1)")
+
+
+def _mesh(text: str) -> dict[str, int]:
+    parts = [part.partition("=") for part in text.split(",")]
+    axes = {name: int(size) for name, _, size in parts if name in ("dp", "tp") and size.isdecimal() and int(size) > 0}
+    if len(axes) != len(parts):
+        raise argparse.ArgumentTypeError(f'{text!r} is no list of axes dp and tp with their sizes, as "dp=2,tp=2"')
+    return axes
 
 
 def _integer(low: int, high: int) -> Callable[[str], int]:

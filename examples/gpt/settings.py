@@ -37,6 +37,8 @@ class Settings:
     """micro-steps of a step"""
     batch: int
     """sequences of a step, all ranks together"""
+    data_ranks: int
+    """ranks with batches of their own"""
     dtype: str
     """ "fp32", "bf16", "fp16" or "fp64" """
     notes: list[str]
@@ -102,7 +104,12 @@ class Overrides:
 def make_settings(options: Options, world_size: int) -> Settings:
     """Raises what zeroth.Config says about file and arguments."""
     overrides = Overrides(options.config)
-    _merge_batch(options, world_size, overrides)
+    for axis, size in options.mesh.items():
+        overrides.argument("--mesh", f"/zeroth/mesh/{axis}", size)
+    axes = {axis: options.mesh.get(axis) or overrides.size(f"/zeroth/mesh/{axis}") for axis in ("dp", "tp")}
+    mesh = zeroth.Config.from_json(json.dumps({"zeroth": {"mesh": axes}}), "--mesh")
+    data_ranks = mesh.mesh(world_size)["dp"]
+    _merge_batch(options, data_ranks, overrides)
     _merge_optimizer(options, overrides)
     _merge_scheduler(options.steps, overrides)
     _merge_dtype(options.dtype, overrides)
@@ -122,22 +129,23 @@ def make_settings(options: Options, world_size: int) -> Settings:
         config=config,
         micro_batch=micro_batch,
         accumulate=accumulate,
-        batch=micro_batch * accumulate * world_size,
+        batch=micro_batch * accumulate * data_ranks,
+        data_ranks=data_ranks,
         dtype=options.dtype or (halves[0] if halves else "fp32"),
         notes=overrides.notes,
     )
 
 
-def _merge_batch(options: Options, world_size: int, overrides: Overrides) -> None:
+def _merge_batch(options: Options, data_ranks: int, overrides: Overrides) -> None:
     """The three sizes depend on each other. With --batch or --accumulate the product follows them; else a product in
     the file decides about what the file leaves open."""
     train = 0 if options.batch or options.accumulate else overrides.size(TRAIN)
     micro = options.batch or overrides.size(MICRO)
     accumulate = options.accumulate or overrides.size(ACCUMULATE)
     if accumulate == 0:
-        accumulate = max(1, train // (world_size * micro)) if train and micro else 1
+        accumulate = max(1, train // (data_ranks * micro)) if train and micro else 1
     if micro == 0:
-        micro = max(1, train // (world_size * accumulate)) if train else DEFAULT_BATCH
+        micro = max(1, train // (data_ranks * accumulate)) if train else DEFAULT_BATCH
     overrides.argument("--batch", MICRO, options.batch)
     overrides.argument("--accumulate", ACCUMULATE, options.accumulate)
     if options.batch is None:
@@ -145,7 +153,7 @@ def _merge_batch(options: Options, world_size: int, overrides: Overrides) -> Non
     if options.accumulate is None:
         overrides.fallback(ACCUMULATE, accumulate)
     if train == 0 and overrides.mentions(TRAIN):
-        overrides.argument("--batch and --accumulate", TRAIN, micro * accumulate * world_size)
+        overrides.argument("--batch and --accumulate", TRAIN, micro * accumulate * data_ranks)
 
 
 def _merge_optimizer(options: Options, overrides: Overrides) -> None:

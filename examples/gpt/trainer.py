@@ -97,11 +97,14 @@ class Trainer:
         self.threads = use_threads(world.size)
         self.corpus: Corpus = load_corpus(options.data, options.suffix, options.exclude, options.seq)
         model = make_model(options, self.settings.dtype)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
         self.engine = make_engine(model, self.settings, world)
+        self.data_rank = world.rank // (world.size // self.settings.data_ranks)
+        """ranks that share matrices are neighbours, and have one batch"""
         self.summary = RunSummary(
             world_size=world.size,
             zero_stage=self.settings.config.zero_stage,
-            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            parameters=parameters,
             bigram_entropy=bigram_entropy(self.corpus.held_out),
         )
         self.target = self.summary.bigram_entropy if options.target_bigram else options.target_loss
@@ -251,7 +254,7 @@ class Trainer:
             seed=self.options.seed,
             step=step,
             micro_step=micro_step,
-            rank=self.world.rank,
+            rank=self.data_rank,
         )
         return make_batch(text, starts, seq)
 
@@ -273,15 +276,15 @@ class Trainer:
         Returns whether the target is reached."""
         text, seq, batch = self.corpus.held_out, self.options.seq, self.settings.micro_batch
         windows = held_out_windows(len(text), seq, self.options.eval_windows)
-        mine = windows[self.world.rank :: self.world.size]
-        most = -(-len(windows) // self.world.size)
+        mine = windows[self.data_rank :: self.settings.data_ranks]
+        most = -(-len(windows) // self.settings.data_ranks)
         total = 0.0  # of the windows' mean losses
         for begin in range(0, most, batch):
             starts = mine[begin : begin + batch]
             # A rank whose windows are used up runs one more for company, at no weight.
             x_BT, y_BT = make_batch(text, starts or windows[:1], seq)
             total += len(starts) * self.engine(x_BT, y_BT).item()
-        loss = self.engine.average(total) * self.world.size / len(windows)
+        loss = self.engine.average(total) * self.settings.data_ranks / len(windows)
         summary = self.summary
         summary.validation_loss = loss
         summary.target_reached = self.target is not None and loss < self.target

@@ -31,6 +31,7 @@ from zeroth._engine import Engine, initialize
 from zeroth._pretrained import load_pretrained
 from zeroth._state import Loaded
 from zeroth._units import Unit, units
+from zeroth.parallel import parallelize
 
 __version__ = _preflight.VERSION
 
@@ -62,5 +63,6 @@ __all__ = [
     "initialize",
     "load_pretrained",
     "make_error",
+    "parallelize",
     "units",
 ]

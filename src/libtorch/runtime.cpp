@@ -186,6 +186,7 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
       runtime->model_.params, runtime->model_.units, settings, *runtime->device_,
       world.connect(make_comm_options(runtime->config_, world.size()), runtime->traffic_), runtime->slots_,
       runtime->log_);
+  runtime->announce_mesh();
   runtime->add_operations();
   if (world.is_watched()) runtime->core_->set_activity(world.activity());
   if (runtime->core_->settings().plan.gathers_parameters())
@@ -243,6 +244,32 @@ void Runtime::announce(const World& world) const {
   const LossScaling& fp16 = config_.fp16;
   log_.progress(fp16.is_dynamic() ? "loss scale 2^" + std::to_string(fp16.initial_power) + ", adapts"
                                   : "loss scale " + std::to_string(fp16.static_scale) + ", stays");
+}
+
+void Runtime::announce_mesh() const {
+  if (!config_.mesh.splits_models()) return;
+  const MeshSpec mesh = mesh_of(config_, core_->world());
+  std::string places;
+  for (int rank = 0; rank < std::min(core_->world(), 8); ++rank) {
+    const MeshPlace place(mesh, rank, core_->world());
+    places += (rank == 0 ? "" : ", ") + std::to_string(rank) + " at";
+    for (const MeshAxis& axis : mesh.axes) places += " " + std::to_string(place.coordinate(axis.name));
+  }
+  log_.progress("mesh " + describe(mesh) + ": rank " + places + (core_->world() > 8 ? ", ..." : ""));
+  for (const ShardGroupSpec& group : core_->settings().shard_groups) {
+    log_.progress("parameters " + group.name + ": sharded over " + zeroth::join(group.plan.axes, " x ") + " by " +
+                  group.plan.name);
+  }
+  // Neighbours share matrices: they talk most.
+  int first = 0;
+  for (const int ranks : core_->communicator().backend().node_sizes()) {
+    if (config_.mesh.tp > 1 && (first % config_.mesh.tp != 0 || ranks % config_.mesh.tp != 0)) {
+      log_.warn("ranks that share matrices (tp=" + std::to_string(config_.mesh.tp) +
+                ") are on several nodes: each layer waits for their link; let tp divide the ranks of a node");
+      break;
+    }
+    first += ranks;
+  }
 }
 
 void Runtime::add_operations() {

@@ -161,6 +161,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// Calls of all ranks that this front end adds to the core engine's.
   void add_operations();
   void announce(const World& world) const;
+  /// Where ranks are in the mesh, and what is sharded over which.
+  void announce_mesh() const;
   /// Throws kUsage in a forked child: memory and transport belong to the process that made the engine.
   void require_own_process() const;
   /// Tells the core which parameters get gradients now. Throws kModel for one that was frozen for good and now wants

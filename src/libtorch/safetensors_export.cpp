@@ -10,7 +10,10 @@
 #include <functional>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <optional>
+#include <utility>
+#include <vector>
 
 namespace zeroth::libtorch {
 namespace {
@@ -129,6 +132,62 @@ void write_file(const std::string& path, zeroth::Engine& engine, const ModelDesc
   writer.commit();
 }
 
+/// Of a model whose parameters ranks share: rank 0 writes each whole tensor as all ranks bring it. Returns what went
+/// wrong on rank 0.
+std::optional<Error> write_shared(const std::string& path, zeroth::Engine& engine, const ModelDescription& model,
+                                  const std::function<std::optional<Error>(const std::function<void()>&)>& attempt) {
+  const at::NoGradGuard no_grad;
+  const ModelLayout& layout = engine.layout();
+  std::unique_ptr<SafetensorsWriter> writer;
+  std::optional<Error> error;
+  const auto on_first = [&](const std::function<void()>& part) {
+    if (engine.rank() == 0 && !error) error = attempt(part);
+  };
+  std::vector<NamedBuffer> buffers;
+  std::ranges::copy_if(model.buffers, std::back_inserter(buffers),
+                       [](const NamedBuffer& one) { return one.persistent && one.tensor.defined(); });
+  std::map<std::string, at::Tensor> like;
+  on_first([&] {
+    std::vector<SafetensorsEntry> entries;
+    std::map<std::string, std::string> metadata{{"format", "pt"}};
+    for (const UnitSpec& unit : layout.units) {
+      for (const int param : unit.params) {
+        const ParamSpec& spec = layout.params[static_cast<std::size_t>(param)];
+        const at::Tensor& tensor = model.tensors[static_cast<std::size_t>(param)];
+        SafetensorsEntry entry = safetensors_entry(spec.name, tensor);
+        if (!spec.logical_shape.empty()) {
+          entry.bytes = tensor.element_size();
+          for (const std::int64_t extent : spec.logical_shape) entry.bytes *= static_cast<std::uint64_t>(extent);
+          entry.shape = spec.logical_shape;
+        } else {
+          like[spec.name] = tensor;
+        }
+        entries.push_back(std::move(entry));
+        for (const std::string& alias : spec.aliases) metadata[alias] = spec.name;
+      }
+    }
+    for (const auto& [name, buffer, _] : buffers) entries.push_back(safetensors_entry(name, buffer));
+    writer = std::make_unique<SafetensorsWriter>(path, std::move(entries), metadata);
+  });
+  engine.read_states({.kind = "param", .ranks = {0}}, [&](StateTensor state) {
+    on_first([&] {
+      if (state.data.empty()) return;
+      const auto plain = like.find(state.name);
+      if (plain == like.end() || plain->second.is_contiguous()) return writer->write(std::span<const std::byte>(state.data));
+      // In the user's memory order; safetensors wants row-major.
+      const at::Tensor value = at::from_blob(state.data.data(), plain->second.sizes(), plain->second.strides(),
+                                             at::TensorOptions().dtype(plain->second.scalar_type()));
+      writer->write(bytes_of(value.contiguous()));
+    });
+  });
+  on_first([&] {
+    writer->flush();
+    for (const auto& [name, buffer, _] : buffers) writer->write(bytes_of(row_major(buffer)));
+    writer->commit();
+  });
+  return error;
+}
+
 }  // namespace
 
 void export_safetensors(const std::string& path, zeroth::Engine& engine, const ModelDescription& model) {
@@ -144,24 +203,31 @@ void export_safetensors(const std::string& path, zeroth::Engine& engine, const M
   const auto failed = [&path](const char* what) {
     return Error(ErrorCode::kIo, what, {.where = "libtorch.export", .which = path});
   };
-  std::optional<Error> error;
-  if (engine.rank() == 0) {
+  const auto attempt = [&failed](const std::function<void()>& part) -> std::optional<Error> {
     try {
-      write_file(path, engine, model, [&tell] { tell(kAtWork); });
+      part();
     } catch (const Error& caught) {
-      error = caught;
+      return caught;
     } catch (const c10::Error& caught) {
-      error = failed(caught.what());
+      return failed(caught.what());
     } catch (const std::bad_alloc& caught) {
-      error = failed(caught.what());
+      return failed(caught.what());
     } catch (const std::runtime_error& caught) {  // of files and the system; not the interrupt of a wait
-      error = failed(caught.what());
+      return failed(caught.what());
     }
+    return std::nullopt;
+  };
+  const bool shared = std::ranges::any_of(model.axes, [](const ParamAxes& axes) { return !(axes == ParamAxes{}); });
+  std::optional<Error> error;
+  if (shared) {
+    error = write_shared(path, engine, model, attempt);
+  } else if (engine.rank() == 0) {
+    error = attempt([&] { write_file(path, engine, model, [&tell] { tell(kAtWork); }); });
   }
   std::int64_t length = error ? static_cast<std::int64_t>(std::string(error->what()).size()) + 1 : kWritten;
   for (int flat = 0;; ++flat) {
     length = tell(engine.rank() == 0 ? length : kAtWork);
-    if (length != kAtWork) break;
+    if (length != kAtWork || shared) break;
     engine.read_flat(flat, nullptr);
   }
   if (length == kWritten) return;

@@ -35,6 +35,9 @@ from zeroth._C import (
     split_to_group,
 )
 
+from zeroth.parallel.parallelize import Parallel, parallelize
+from zeroth.parallel.tensor import ColumnLinear, RowLinear, VocabEmbedding
+from zeroth.parallel.tensor_plan import Share, TensorPlan, find_plan
 from zeroth.parallel.grid import grid_attention
 from zeroth.parallel.heads import HeadSplit, split_heads
 from zeroth.parallel.layout import SequenceLayout, contiguous, on_grid, zigzag
@@ -44,20 +47,28 @@ from zeroth.parallel.split import SplitModel, split_sequence
 from zeroth.parallel.ulysses import ulysses_attention
 
 __all__ = [
+    "ColumnLinear",
     "HeadSplit",
+    "Parallel",
+    "RowLinear",
     "SequenceLayout",
     "SequenceMask",
+    "Share",
     "SplitModel",
+    "TensorPlan",
+    "VocabEmbedding",
     "all_gather",
     "all_reduce",
     "all_to_all",
     "contiguous",
     "copy_to_group",
     "documents_of",
+    "find_plan",
     "documents_of_boundaries",
     "gather_from_group",
     "grid_attention",
     "on_grid",
+    "parallelize",
     "reduce_from_group",
     "reduce_scatter",
     "ring_attention",

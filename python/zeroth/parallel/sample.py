@@ -89,7 +89,14 @@ def _described(record: list[int]) -> str:
     return f"{name} {shape[:dims]} with checksum {content:08x}"
 
 
-def require_same(arguments: Mapping[str, Any], group: _C.Communicator, *, where: str) -> None:
+def require_same(
+    arguments: Mapping[str, Any],
+    group: _C.Communicator,
+    *,
+    where: str,
+    what: str = "ranks that share a sequence were given different samples",
+    hint: str = "give all ranks of one sequence group the same whole sample; batches differ over dp only",
+) -> None:
     """Compares arguments (tensors, values or None, under the same names on all ranks) over the group, by their form and a
     checksum of their bytes. Raises Error MISMATCH on all ranks, with the ranks and the first argument that differs. A call
     of all ranks; 64 bytes an argument and rank."""
@@ -104,14 +111,14 @@ def require_same(arguments: Mapping[str, Any], group: _C.Communicator, *, where:
             continue
         same = [rank for rank in range(group.size) if rank not in others]
         different = records[others[0]]
-        what = "have another shape" if different[:-1] != records[0][:-1] else "have other values"
+        have = "have another shape" if different[:-1] != records[0][:-1] else "have other values"
         refuse(
-            "ranks that share a sequence were given different samples",
+            what,
             code="MISMATCH",
             where=where,
             who=who(group),
-            which=f"{name}: ranks {others} of {group.name} {what} than ranks {same}",
+            which=f"{name}: ranks {others} of {group.name} {have} than ranks {same}",
             expected=f"{_described(records[0])}, as on rank 0",
             got=f"{_described(different)} on rank {others[0]}",
-            hint="give all ranks of one sequence group the same whole sample; batches differ over dp only",
+            hint=hint,
         )

@@ -1,7 +1,7 @@
 """Any decoder of transformers with its sequence split over a group of ranks, unchanged."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -20,6 +20,8 @@ from zeroth.parallel.hf_attention import METHODS, BoundName, SequenceBinding, Sp
 from zeroth.parallel.layout import SequenceLayout
 from zeroth.parallel.masks import SequenceMask, documents_of, documents_of_boundaries
 from zeroth.parallel.sample import IGNORED, Sample, pad_to, require_same, shifted
+
+from zeroth.parallel.vocab_loss import cross_entropy_sum
 
 __all__ = ["SplitModel", "split_sequence"]
 
@@ -60,6 +62,8 @@ class SplitModel:
         self.kind = layout
         self._signature = inspect.signature(model.forward)
         self._random: torch.Tensor | None = None
+        self.cross_entropy: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = cross_entropy_sum
+        """logits [N, size], labels [N] -> their sum; another one where ranks share the vocabulary"""
         self._names = _bind(model, BoundName(METHODS[binding.method], binding))
         self._hooks = [
             model.register_forward_pre_hook(self._before, with_kwargs=True),
@@ -263,10 +267,7 @@ class SplitModel:
     def _loss(self, logits: torch.Tensor, sample: Sample) -> torch.Tensor:
         """The whole loss, whose gradient is that of this rank's tokens."""
         assert sample.labels is not None
-        wide = logits if logits.dtype == torch.float64 else logits.float()
-        local = functional.cross_entropy(
-            wide.flatten(0, -2), sample.labels.flatten().to(logits.device), ignore_index=IGNORED, reduction="sum"
-        )
+        local = self.cross_entropy(logits.flatten(0, -2), sample.labels.flatten().to(logits.device))
         return reduce_from_group(local / sample.valid, self.group)
 
 

@@ -108,17 +108,25 @@ class RowLinear(_Shared):
 class VocabEmbedding(nn.Embedding):
     """Each rank has the rows of a part of the vocabulary: indices, the same on all ranks -> [..., size], whole."""
 
-    def __init__(self, whole: nn.Embedding, group: _C.Communicator, cut: Cut) -> None:
-        """Takes the table of `whole` and cuts it."""
-        nn.Module.__init__(self)
-        self.num_embeddings, self.embedding_dim = whole.num_embeddings, whole.embedding_dim
-        self.padding_idx, self.max_norm, self.norm_type = whole.padding_idx, whole.max_norm, whole.norm_type
-        self.scale_grad_by_freq, self.sparse = whole.scale_grad_by_freq, False
-        self.group = group
-        self.weight = whole.weight
-        self.begin, self.count = cut.range_of(whole.num_embeddings)
-        share(self, "weight", cut, 0)
-        self.train(whole.training)
+    group: _C.Communicator
+    begin: int
+    """first row of this rank"""
+    count: int
+
+    @staticmethod
+    def of(whole: nn.Embedding, group: _C.Communicator, cut: Cut) -> "VocabEmbedding":
+        """Takes the table of `whole` and cuts it. A class of its own, whose forward calls that of nn.Embedding, stays a
+        base: a scale of the rows, say."""
+        kind = type(whole)
+        bases = (VocabEmbedding,) if kind is nn.Embedding else (kind, VocabEmbedding)
+        made: VocabEmbedding = nn.Module.__new__(type(f"Vocab{kind.__name__}", bases, {}))
+        vars(made).update(vars(whole))
+        for name in ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"):
+            vars(made)[name] = vars(whole)[name].copy()
+        made.group, made.sparse = group, False
+        made.begin, made.count = cut.range_of(whole.num_embeddings)
+        share(made, "weight", cut, 0)
+        return made
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         own = input - self.begin

@@ -7,8 +7,10 @@ Conv1D:
 A model of transformers with a plan of its own (tp_plan) is split by that one.
 """
 
+import contextlib
 import dataclasses
 import fnmatch
+import inspect
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
@@ -325,18 +327,30 @@ def _vocabulary(model: nn.Module, ranks: int) -> Iterator[Share]:
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     names = {id(module): name for name, module in model.named_modules()}
     if isinstance(embedding, nn.Embedding) and id(embedding) in names:
-        name, size = names[id(embedding)], embedding.num_embeddings
-        if type(embedding).forward is not nn.Embedding.forward:
-            yield Share(name, "whole", why=f"{type(embedding).__name__} computes more than a look-up")
-            if getattr(head, "weight", None) is embedding.weight:
-                return
-        elif embedding.max_norm is not None:
-            yield Share(name, "whole", why="it changes its rows (max_norm)")
+        # Encoders and decoders may have modules of their own around one table.
+        around = [
+            (name, module)
+            for name, module in model.named_modules(remove_duplicate=False)
+            if isinstance(module, nn.Embedding) and module.weight is embedding.weight
+        ]
+        why = next((_not_shared(module) for _, module in around if _not_shared(module)), "")
+        for name, _ in around:
+            yield Share(name, "whole", why=why) if why or embedding.num_embeddings < ranks else Share(name, "vocab")
+        if why and getattr(head, "weight", None) is embedding.weight:
             return
-        elif size >= ranks:
-            yield Share(name, "vocab")
     if head is not None and id(head) in names and is_linear(head) and outputs_of(head) >= ranks:
         yield Share(names[id(head)], "head")
+
+
+def _not_shared(embedding: nn.Embedding) -> str:
+    """Why ranks cannot share its rows; "" if they can: its forward is that of nn.Embedding, or calls it."""
+    if embedding.max_norm is not None:
+        return "it changes its rows (max_norm)"
+    forward = type(embedding).forward
+    with contextlib.suppress(OSError, TypeError):  # no source
+        if forward is nn.Embedding.forward or "super().forward(" in inspect.getsource(forward):
+            return ""
+    return f"{type(embedding).__name__} computes more than a look-up"
 
 
 def _correct(model: nn.Module, shares: dict[str, Share], pattern: str, role: Role) -> None:

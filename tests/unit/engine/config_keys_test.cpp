@@ -2,6 +2,7 @@
 #include "engine/config/schema.h"
 #include "unit/engine/config_test_support.h"
 
+#include <zeroth/engine/param_axes.h>
 #include <zeroth/engine/settings.h>
 
 #include <gmock/gmock.h>
@@ -213,6 +214,18 @@ std::vector<KeyCase> cases() {
        {{"0", [](auto& c) { return c.zero.optimizer_degree == 0; }},
         {"8", [](auto& c) { return c.zero.optimizer_degree == 8; }}},
        kNotInteger},
+      {"/zeroth/mesh/dp",
+       "{}",
+       {{"0", [](auto& c) { return c.mesh.dp == 0; }}, {"4", [](auto& c) { return c.mesh.dp == 4; }}},
+       {"2.5", "-1", "\"2\"", "true"}},
+      {"/zeroth/mesh/sp",
+       "{}",
+       {{"1", [](auto& c) { return c.mesh.sp == 1; }}, {"4", [](auto& c) { return c.mesh.sp == 4; }}},
+       {"0", "-1", "\"2\"", "true"}},
+      {"/zeroth/mesh/tp",
+       "{}",
+       {{"0", [](auto& c) { return c.mesh.tp == 0; }}, {"2", [](auto& c) { return c.mesh.tp == 2; }}},
+       {"-1", "0.5", "\"2\"", "true"}},
       {"/zeroth/gradient_degree",
        "{}",
        {{"0", [](auto& c) { return c.zero.gradient_degree == 0; }},
@@ -561,9 +574,7 @@ TEST(ConfigKeys, RefusedSectionsAreJudgedByTheirSwitch) {
        {R"({"device": "cpu"})", R"({"device": "nvme", "nvme_path": "/tmp"})", R"({"device": "auto"})"}},
       {"/zero_optimization/offload_param", {R"({"device": "none", "max_in_cpu": 1e9})"}, {R"({"device": "cpu"})"}},
       {"/pipeline", {R"({"stages": 1, "partition": "best"})", "{}"}, {R"({"stages": 2})", R"({"stages": "auto"})"}},
-      {"/tensor_parallel",
-       {R"({"autotp_size": 1})", R"({"autotp_size": 0, "tp": {"tp_size": 1}})"},
-       {R"({"autotp_size": 2})", R"({"autotp_size": 1, "tp": {"tp_size": 2}})"}},
+      {"/tensor_parallel/tp", {R"({"tp_size": 1})", "{}"}, {R"({"tp_size": 2})"}},
       {"/compile", {R"({"deepcompile": false, "passes": null})"}, {R"({"deepcompile": true})"}},
       {"/sparse_attention", {R"({"mode": "dense"})"}, {R"({"mode": "fixed"})", "{}"}},
       {"/compression_training",
@@ -594,6 +605,46 @@ TEST(ConfigKeys, RefusedSectionsAreJudgedByTheirSwitch) {
             "did you mean \"device\"?");
   // true is not the text "fp32", nor is null a default.
   EXPECT_EQ(problem_of(R"({"data_types": {"grad_accum_dtype": true}})").what, "Zeroth cannot do this");
+}
+
+TEST(ConfigKeys, TheMeshHasDeepSpeedsNamesAndTakesWhatIsLeftForBatches) {
+  const Config config = Config::from_json_text(
+      R"({"sequence_parallel_size": 2, "tensor_parallel": {"autotp_size": 4}, "train_micro_batch_size_per_gpu": 3})", "x");
+  EXPECT_EQ(config.mesh.sp, 2);
+  EXPECT_EQ(config.mesh.tp, 4);
+  EXPECT_EQ(describe(mesh_of(config, 24)), "dp=3 sp=2 tp=4");
+  EXPECT_EQ(describe(mesh_of(Config{}, 5)), "dp=5 sp=1 tp=1");
+  EXPECT_THROW(static_cast<void>(mesh_of(config, 12)), Error);
+  const EngineSettings settings = make_settings(config, {.world = 24}, {GroupHyper{}});
+  EXPECT_EQ(settings.batch_axes, std::vector<std::string>{"dp"});
+  EXPECT_EQ(settings.plan.axes, (std::vector<std::string>{"dp", "sp"}));
+  EXPECT_EQ(problem_of(R"({"zeroth": {"mesh": {"pp": 2}}})").pointer, "/zeroth/mesh/pp");
+  EXPECT_EQ(problem_of(R"({"sequence_parallel_size": 2, "zeroth": {"mesh": {"sp": 2}}})").pointer,
+            "/sequence_parallel_size");
+}
+
+TEST(ParamAxes, CopiesCutAnAxisAndEachKindIsAGroup) {
+  EngineSettings settings;
+  settings.plan = zero_plan(3, {"dp", "sp"});
+  settings.mesh = {{{"dp", 2}, {"sp", 1}, {"tp", 4}}};
+  settings.batch_axes = {"dp"};
+  std::vector<ParamSpec> params(4);
+  const std::vector<ParamAxes> axes{
+      {}, {.distinct = "tp"}, {.distinct = "tp", .copies = 2}, {.summed = {"tp"}}};
+  group_by_axes(params, axes, settings);
+  EXPECT_EQ(describe(settings.mesh), "dp=2 sp=1 tp.0=2 tp.1=2");
+  const auto group = [&](std::size_t param) { return settings.shard_groups.at(static_cast<std::size_t>(params[param].shard_group)); };
+  EXPECT_EQ(group(0).plan.axes, (std::vector<std::string>{"dp", "sp"}));
+  EXPECT_TRUE(group(0).distinct_axes.empty());
+  EXPECT_EQ(group(1).distinct_axes, (std::vector<std::string>{"tp.0", "tp.1"}));
+  EXPECT_EQ(group(2).distinct_axes, std::vector<std::string>{"tp.0"});
+  EXPECT_EQ(group(2).plan.axes, (std::vector<std::string>{"dp", "sp", "tp.1"}));
+  EXPECT_EQ(group(3).plan.axes, (std::vector<std::string>{"dp", "sp", "tp.0", "tp.1"}));
+  const std::vector<ParamAxes> unknown{{}, {.distinct = "ep"}, {}, {}};
+  EXPECT_THROW(group_by_axes(params, unknown, settings), Error);
+  settings.mesh = {{{"dp", 1}, {"tp", 12}}};
+  const std::vector<ParamAxes> crossing{{}, {.distinct = "tp", .copies = 4}, {.distinct = "tp", .copies = 6}, {}};
+  EXPECT_THROW(group_by_axes(params, crossing, settings), Error);
 }
 
 std::string with_zero(const std::string& zero, const std::string& zeroth = "") {

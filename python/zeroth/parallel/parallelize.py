@@ -1,0 +1,203 @@
+"""Splits a model over the axes of a mesh."""
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from zeroth import _boxes, _C
+from zeroth._config import ConfigLike, to_config
+from zeroth.parallel._refuse import refuse
+from zeroth.parallel.sample import require_same
+from zeroth.parallel.split import SplitModel, split_sequence
+from zeroth.parallel.split_region import SplitRegion
+from zeroth.parallel.tensor import ColumnLinear, RowLinear, VocabEmbedding
+from zeroth.parallel.tensor_cut import Cut
+from zeroth.parallel.tensor_plan import Role, Share, TensorPlan, find_plan
+from zeroth.parallel.vocab_loss import VocabLoss
+
+__all__ = ["Parallel", "parallelize"]
+
+_WHERE = "parallel.parallelize"
+_INPUTS = ("input_ids", "inputs_embeds", "position_ids", "attention_mask", "labels", "shift_labels")
+
+
+class Parallel:
+    """What parallelize() did to a model."""
+
+    def __init__(self, model: nn.Module, mesh: _C.Mesh, plan: TensorPlan | None, sequence: SplitModel | None) -> None:
+        self.model = model
+        self.mesh = mesh
+        self.plan = plan
+        """of tp; None without it"""
+        self.sequence = sequence
+        """of sp; None without it"""
+
+    def __str__(self) -> str:
+        lines = ["mesh: " + " x ".join(f"{axis}={size}" for axis, size in self.mesh.sizes.items())]
+        if self.plan is not None:
+            lines.append(self.plan.text(self.mesh.size("tp")))
+        if self.sequence is not None:
+            lines.append(f"sequences over {self.mesh.size('sp')} ranks: {self.sequence.binding.method}")
+        return "\n".join(lines)
+
+
+def parallelize(
+    model: nn.Module,
+    config: ConfigLike = None,
+    *,
+    world: _C.World | None = None,
+    plan: Literal["auto"] | TensorPlan = "auto",
+    corrections: Mapping[str, Role] | None = None,
+    method: Literal["ulysses", "ring"] = "ulysses",
+) -> Parallel:
+    """Splits a model in place for the mesh of the configuration: its matrices over tp, its sequences over sp. zeroth.Engine
+    does it for a model that is not split yet; call it before for another plan, or to see it: print(zeroth.parallelize(...)).
+
+    tp: linear layers and the vocabulary's embedding and head get this rank's part of their parameters (same Parameter
+    objects), by `plan`: "auto" finds it (see TensorPlan, find_plan); `corrections` say otherwise for modules by name, with
+    * for parts: {"model.layers.*.mlp.*": "whole"}. With labels, models of transformers compute their loss from logits that
+    no rank has whole, and output.logits are this rank's part of the vocabulary; without labels they are whole.
+    sp: see split_sequence(); `method` as there.
+
+    All ranks of a tp or sp group are given the same samples, which is checked in every forward of the model; batches
+    differ over dp. All ranks build the model from the same seed. A pickled or saved model has this rank's parts: states
+    and checkpoints of the engine are those of the whole model.
+
+    Collective and blocking. Returns what was done. Raises Error, before the model is changed: MODEL for heads that the
+    ranks cannot share; MISMATCH if ranks of a tp group have other weights; CONFIG for a mesh that does not fit the ranks;
+    USAGE."""
+    settings = to_config(config)
+    if _boxes.is_split(model):
+        refuse("the model is split already", where=_WHERE, which=type(model).__name__)
+    if world is None:
+        world = _C.World.from_environment()
+    axes = settings.mesh(world.size)
+    found = None
+    if axes["tp"] > 1:
+        found = find_plan(model, axes["tp"], corrections) if plan == "auto" else plan
+    mesh = world.mesh(axes, settings)
+    if found is not None:
+        tp = mesh.axis("tp")
+        weights = {name: one for name, one in model.named_parameters() if not one.is_meta}
+        require_same(
+            weights,
+            tp,
+            where=_WHERE,
+            what="ranks that share matrices have other weights",
+            hint="build the model from the same seed on every rank: torch.manual_seed() before it is made",
+        )
+        _TensorSplit(model, tp, "tp").apply(found)
+    sequence = None
+    if axes["sp"] > 1:
+        sequence = split_sequence(model, mesh.axis("sp"), method)
+        loss = getattr(model, "loss_function", None)
+        if isinstance(loss, VocabLoss):
+            sequence.cross_entropy = functools.partial(loss.total, vocab_size=int(model.config.vocab_size))  # type: ignore[union-attr,arg-type]
+    _boxes.mark(model, _boxes.Split(world, axes))
+    return Parallel(model, mesh, found, sequence)
+
+
+class _TensorSplit:
+    """Puts layers that ranks share in the place of whole ones."""
+
+    def __init__(self, model: nn.Module, group: _C.Communicator, axis: str) -> None:
+        self.model = model
+        self.group = group
+        self.axis = axis
+        self.head: ColumnLinear | None = None
+        self.made: dict[int, tuple[nn.Module, nn.Module]] = {}
+        """new modules by the id of the old one, which is kept"""
+
+    def apply(self, plan: TensorPlan) -> None:
+        modules = dict(self.model.named_modules(remove_duplicate=False))
+        for share in plan.shares:
+            self._replace(modules[share.name], share)
+        for name, attribute, value in plan.attributes:
+            setattr(self.model.get_submodule(name), attribute, value)
+        self._dropouts(plan)
+        self.model.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True)
+
+    def _cut(self, share: Share) -> Cut:
+        copies = self.group.size // share.heads if 0 < share.heads < self.group.size else 1
+        return Cut(self.axis, self.group.rank, self.group.size, share.grain, copies, share.parts)
+
+    def _replace(self, module: nn.Module, share: Share) -> None:
+        made: nn.Module
+        if id(module) in self.made:  # one module in several places
+            self._put(share.name, self.made[id(module)][0])
+            return
+        match share.role:
+            case "whole":
+                return
+            case "summed":
+                for parameter in module.parameters(recurse=False):
+                    _boxes.put_box(parameter, _C.ParameterBox(summed=[self.axis]))
+                return
+            case "column":
+                made = ColumnLinear(module, self.group, self._cut(share))
+            case "row":
+                made = RowLinear(module, self.group, self._cut(share))
+            case "vocab":
+                assert isinstance(module, nn.Embedding)
+                made = VocabEmbedding.of(module, self.group, self._cut(share))
+            case "head":
+                cut = self._cut(share)
+                made = self.head = ColumnLinear(module, self.group, cut, gather_output=True)
+                if _calls_loss_function(self.model):
+                    self.model.loss_function = VocabLoss(self.group, cut)  # type: ignore[assignment]
+        if share.role != "vocab":
+            for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
+                getattr(made, hooks).update(getattr(module, hooks))
+        self.made[id(module)] = made, module
+        self._put(share.name, made)
+
+    def _put(self, at: str, made: nn.Module) -> None:
+        path, _, name = at.rpartition(".")
+        self.model.get_submodule(path).register_module(name, made)
+
+    def _dropouts(self, plan: TensorPlan) -> None:
+        """Around each row-parallel layer the smallest module that has its columns, too."""
+        for share in plan.shares:
+            if share.role != "row":
+                continue
+            path = share.name
+            region = self.model.get_submodule(path)
+            while path and not any(isinstance(one, ColumnLinear) for one in region.modules()):
+                path = path.rpartition(".")[0]
+                region = self.model.get_submodule(path)
+            rows = [one for one in region.modules() if isinstance(one, RowLinear)]
+            if len(rows) == 1 and SplitRegion.draws(region):
+                SplitRegion(region, rows[0], self.group)
+
+    def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The same sample on all ranks; logits are gathered where nobody computes a loss from the parts."""
+        given = dict(kwargs)
+        with contextlib.suppress(TypeError, ValueError):  # a forward without a signature
+            given |= inspect.signature(model.forward).bind_partial(*args).arguments
+        tensors = {name: given.get(name) for name in _INPUTS}
+        if all(value is None for value in tensors.values()):
+            tensors = {str(number): one for number, one in enumerate(_tensors(args, kwargs))}
+        require_same(tensors, self.group, where="parallel.forward", what="ranks that share matrices were given different samples")
+        if self.head is not None:
+            by_parts = isinstance(getattr(model, "loss_function", None), VocabLoss)
+            labels = given.get("labels") is not None or given.get("shift_labels") is not None
+            self.head.gather_output = not (by_parts and labels)
+
+
+def _tensors(args: Any, kwargs: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+
+
+def _calls_loss_function(model: nn.Module) -> bool:
+    """Whether the model's forward computes its loss by model.loss_function, the one of causal language models."""
+    if not hasattr(model, "loss_function") or (getattr(model, "loss_type", None) or "ForCausalLM") != "ForCausalLM":
+        return False
+    try:
+        return "self.loss_function(" in inspect.getsource(type(model).forward)
+    except (OSError, TypeError):
+        return False

@@ -1,0 +1,64 @@
+"""Losses over logits whose vocabulary is shared by ranks: no rank has all logits of a token."""
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from zeroth import _C
+from zeroth._C import reduce_from_group
+from zeroth.parallel.sample import IGNORED, shifted
+from zeroth.parallel.tensor_cut import Cut
+
+__all__ = ["VocabLoss", "cross_entropy_sum"]
+
+
+class VocabLoss:
+    """The loss of transformers' causal language models over shared logits, in the place of model.loss_function."""
+
+    def __init__(self, group: _C.Communicator, cut: Cut) -> None:
+        self.group = group
+        self.cut = cut
+
+    def total(self, logits: torch.Tensor, labels: torch.Tensor, vocab_size: int) -> torch.Tensor:
+        """Sum of the cross entropies over tokens with a label. logits [N, own], labels [N] (IGNORED: none). On the wire:
+        three numbers a token (Shoeybi et al. 2019, section 3)."""
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        begin, count = self.cut.range_of(vocab_size)
+        with torch.no_grad():
+            largest = self.group.all_reduce(wide.amax(-1), op="max") if self.group.size > 1 else wide.amax(-1)
+        shifted_logits = wide - largest[:, None]
+        sums = reduce_from_group(shifted_logits.exp().sum(-1), self.group)
+        own = labels - begin
+        outside = (own < 0) | (own >= count)
+        picked = shifted_logits.gather(1, own.masked_fill(outside, 0)[:, None])[:, 0].masked_fill(outside, 0.0)
+        losses = sums.log() - reduce_from_group(picked, self.group)
+        return losses.masked_fill(labels == IGNORED, 0.0).sum()
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        labels: torch.Tensor | None,
+        vocab_size: int,
+        num_items_in_batch: torch.Tensor | float | None = None,
+        ignore_index: int = IGNORED,
+        shift_labels: torch.Tensor | None = None,
+        **others: Any,
+    ) -> torch.Tensor:
+        """As transformers' ForCausalLMLoss: logits [B, S, own], labels [B, S], shifted here unless `shift_labels` are
+        given. The mean over tokens with a label, or the sum divided by `num_items_in_batch`."""
+        wanted = shifted(labels) if shift_labels is None and labels is not None else shift_labels
+        assert wanted is not None
+        flat = wanted.reshape(-1).to(logits.device)
+        if ignore_index != IGNORED:
+            flat = flat.masked_fill(flat == ignore_index, IGNORED)
+        total = self.total(logits.reshape(-1, logits.shape[-1]), flat, vocab_size)
+        if num_items_in_batch is not None:
+            return total / num_items_in_batch
+        return total / (flat != IGNORED).sum()
+
+
+def cross_entropy_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The same of whole logits."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return functional.cross_entropy(wide, labels, ignore_index=IGNORED, reduction="sum")
