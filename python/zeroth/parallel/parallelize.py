@@ -16,6 +16,7 @@ from zeroth.parallel.sample import require_same
 from zeroth.parallel.split import SplitModel, split_sequence
 from zeroth.parallel.split_region import SplitRegion
 from zeroth.parallel.tensor import ColumnLinear, RowLinear, VocabEmbedding
+from zeroth.parallel.tensor import share as share_parameter
 from zeroth.parallel.tensor_cut import Cut
 from zeroth.parallel.tensor_plan import Role, Share, TensorPlan, find_plan
 from zeroth.parallel.vocab_loss import VocabLoss
@@ -137,6 +138,9 @@ class _TensorSplit:
             case "summed":
                 for parameter in module.parameters(recurse=False):
                     _boxes.put_box(parameter, _C.ParameterBox(summed=[self.axis]))
+                return
+            case "heads":
+                share_parameter(module, "weight", self._cut(share), 1)
                 return
             case "column":
                 made = ColumnLinear(module, self.group, self._cut(share))

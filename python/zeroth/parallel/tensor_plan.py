@@ -22,8 +22,8 @@ from zeroth.parallel._refuse import refuse
 
 __all__ = ["ROLES", "Role", "Share", "TensorPlan", "find_plan"]
 
-Role = Literal["column", "row", "vocab", "head", "summed", "whole"]
-ROLES: tuple[Role, ...] = ("column", "row", "vocab", "head", "summed", "whole")
+Role = Literal["column", "row", "vocab", "head", "heads", "summed", "whole"]
+ROLES: tuple[Role, ...] = ("column", "row", "vocab", "head", "heads", "summed", "whole")
 _WHERE = "parallel.parallelize"
 _HEAD_COUNTS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "num_key_value_heads", "num_kv_heads")
 _OF_TRANSFORMERS: dict[str, Role] = {
@@ -44,7 +44,8 @@ class Share:
     """of the module"""
     role: Role
     """column: parts of the outputs; row: parts of the inputs; vocab: rows of an embedding; head: column, outputs are a
-    vocabulary; summed: whole, its gradient is a sum over the ranks; whole: not shared"""
+    vocabulary; heads: an embedding with a column a head; summed: whole, its gradient is a sum over the ranks; whole: not
+    shared"""
     grain: int = 1
     """outputs (inputs of a row) that stay together: the size of a head"""
     heads: int = 0
@@ -69,7 +70,8 @@ class TensorPlan:
         for share in self.shares:
             grain = f"{share.heads} x {share.grain}" if share.heads else ""
             blocks = f"{share.parts} blocks" if share.parts > 1 else ""
-            row = (re.sub(r"\.\d+\.", ".*.", share.name), share.role, grain or blocks, share.why)
+            name, why = (re.sub(r"\.\d+(?=\.)", ".*", text) for text in (share.name, share.why))
+            row = (name, share.role, grain or blocks, why)
             rows[row] = rows.get(row, 0) + 1
         cells = [("module", "shared", "heads", "times", "")]
         cells += [(name, role, grain, str(count), why) for (name, role, grain, why), count in rows.items()]
@@ -225,7 +227,9 @@ def _of_attention(
             shares.append(Share(name, "column", head_size, heads, 2))
         else:
             problem = problem or f"{name} gives {outputs}, which are not {heads} or {kv_heads} heads of {head_size}"
-    summed, blocked = _others(path, attention, head_size, width, kv_heads * head_size)
+    columns = {share.name.rpartition(".")[0] for share in shares if share.role == "column"}
+    inside = {name: model.get_submodule(name) for name in sorted(columns)}
+    summed, blocked = _others(inside, head_size, width, kv_heads * head_size)
     problem = problem or blocked
     if problem:
         for name in names:
@@ -237,6 +241,10 @@ def _of_attention(
         yield share.name, share, counts if number == 0 else []
     for name in summed:
         yield name, Share(name, "summed"), []
+    for parent, holder in inside.items():
+        for name, module in holder.named_modules():
+            if isinstance(module, nn.Embedding) and module.embedding_dim == heads:
+                yield f"{parent}.{name}", Share(f"{parent}.{name}", "heads", 1, heads), []
 
 
 def _is_key_or_value(name: str) -> bool:
@@ -288,17 +296,18 @@ def _require_shareable(path: str, heads: int, kv_heads: int, ranks: int) -> None
     )
 
 
-def _others(path: str, attention: nn.Module, head_size: int, *widths: int) -> tuple[list[str], str]:
-    """Modules beside the projections: those that work on each head by itself, and a reason if one needs all heads."""
+def _others(holders: Mapping[str, nn.Module], head_size: int, *widths: int) -> tuple[list[str], str]:
+    """Modules beside the columns: those that work on each head by itself, and a reason if one needs all heads."""
     summed: list[str] = []
-    for name, module in attention.named_modules():
-        own = [(key, one) for key, one in module.named_parameters(recurse=False)]
-        if not own or is_linear(module) or isinstance(module, nn.Embedding):
-            continue
-        if all(one.dim() == 1 and one.shape[0] == head_size for _, one in own) and head_size not in widths:
-            summed.append(f"{path}.{name}" if name else path)
-        elif any(size in widths for _, one in own for size in one.shape):
-            return [], f"{path}.{name} computes over all heads"
+    for path, holder in holders.items():
+        for name, module in holder.named_modules():
+            own = list(module.parameters(recurse=False))
+            if not own or is_linear(module) or isinstance(module, nn.Embedding):
+                continue
+            if all(one.dim() == 1 and one.shape[0] == head_size for one in own) and head_size not in widths:
+                summed.append(f"{path}.{name}" if name else path)
+            elif any(size in widths for one in own for size in one.shape):
+                return [], f"{path}.{name} computes over all heads"
     return summed, ""
 
 
