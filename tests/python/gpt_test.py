@@ -458,7 +458,7 @@ class Parts(unittest.TestCase):
             (["--seed", "-1"], "--seed"),
             (["--lr", "-1"], "--lr"),
             (["--lr", "nan"], "--lr.*'nan'"),
-            (["--dtype", "fp16"], "--dtype.*fp16"),
+            (["--dtype", "int8"], "--dtype.*int8"),
             (["--zero-stage", "4"], "--zero-stage"),
             (["--target", "low"], "--target.*low"),
             (["--heads", "3"], "--heads.*--d-model 256 --heads 3"),

@@ -105,7 +105,7 @@ def config_of(row: Row, seed: int) -> dict[str, object]:
     (micro_steps, policy), (stage, reshard) = row["reduction"], row["plan"]
     return {
         "bf16": {"enabled": row["dtype"] == torch.bfloat16},
-        "fp16": {"enabled": row["dtype"] == torch.float16, "hysteresis": 1, "loss_scale_window": 2},
+        "fp16": {"enabled": row["dtype"] == torch.float16, "initial_scale_power": 6, "loss_scale_window": 2},
         "train_micro_batch_size_per_gpu": 3,
         "gradient_accumulation_steps": micro_steps,
         "gradient_clipping": 0.5,

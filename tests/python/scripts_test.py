@@ -393,7 +393,7 @@ class Frozen(unittest.TestCase):
         model.phase = nn.Parameter(torch.ones(2, dtype=torch.complex128), requires_grad=False)
         with self.assertRaisesRegex(zeroth.Error, "frozen parameter.*which: phase; expected: elements of 1, 2, 4 or 8"):
             zeroth.Engine(model, config(), log_level="off")
-        model.phase = nn.Parameter(torch.ones(2, dtype=torch.float16), requires_grad=False)
+        model.phase = nn.Parameter(torch.ones(2, dtype=torch.float8_e4m3fn), requires_grad=False)
         with self.assertRaisesRegex(zeroth.Error, "not trained here.*which: phase.*leave it out of the .*groups"):
             zeroth.Engine(model, config(), params=model.parameters(), log_level="off")
 
