@@ -1,4 +1,5 @@
 #include "bindings.h"
+#include "rank_group.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/comm/mesh.h>
@@ -62,6 +63,12 @@ std::string text_of(const std::vector<std::int64_t>& counts) {
 class Communicator {
  public:
   explicit Communicator(zeroth::Communicator group) : group_(std::move(group)) {}
+
+  /// Throws kUsage in a forked child.
+  [[nodiscard]] const zeroth::Communicator& group() const {
+    require_owner();
+    return group_;
+  }
 
   [[nodiscard]] int rank() const { return group_.rank(); }
   [[nodiscard]] int size() const { return group_.size(); }
@@ -289,12 +296,15 @@ class Communicator {
   static void written(const at::Tensor& tensor) {
     if (!tensor.is_inference()) torch::autograd::impl::bump_version(tensor);
   }
-  /// An exception that is no Error (Ctrl-C in a wait) separates this rank from the others for good: they hear of it.
-  void run(std::initializer_list<Collective> calls) const {
+  void require_owner() const {
     ZR_CHECK(::getpid() == owner_, ErrorCode::kUsage, "a forked child uses a communicator of its parent",
              {.where = "python.communicator",
               .who = who(),
               .hint = "make calls between ranks in the process that made the mesh"});
+  }
+  /// An exception that is no Error (Ctrl-C in a wait) separates this rank from the others for good: they hear of it.
+  void run(std::initializer_list<Collective> calls) const {
+    require_owner();
     try {
       group_.batch({calls.begin(), calls.size()});
     } catch (const Error&) {
@@ -341,6 +351,13 @@ Mesh make_mesh(const py::object& self, const py::dict& axes) {
 }
 
 }  // namespace
+
+libtorch::RankGroup rank_group_of(const py::handle& object) {
+  if (!py::isinstance<Communicator>(object))
+    throw py::type_error("group: expected a zeroth.Communicator, such as mesh.axis(\"tp\"), not " +
+                         py::repr(py::type::of(object)).cast<std::string>());
+  return {object.cast<const Communicator&>().group(), &rethrow_as_python};
+}
 
 void bind_comm(py::module_& module) {
   using NoGil = py::call_guard<py::gil_scoped_release>;

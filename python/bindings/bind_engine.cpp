@@ -269,15 +269,6 @@ void check_signals() {
   throw error;
 }
 
-/// In backward, on torch's way back to Python.
-void rethrow_as_python(const Error& caught) {
-  const py::gil_scoped_acquire gil;
-  set_python_error(caught);
-  python_error error;
-  error.persist();
-  throw error;
-}
-
 void translate(std::exception_ptr pointer) {
   try {
     if (pointer) std::rethrow_exception(pointer);
@@ -417,6 +408,14 @@ const char* name_of(Next next) {
 }
 
 }  // namespace
+
+void rethrow_as_python(const Error& caught) {
+  const py::gil_scoped_acquire gil;
+  set_python_error(caught);
+  python_error error;
+  error.persist();
+  throw error;
+}
 
 void bind_engine(py::module_& module) {
   // Python's, which need not be the one that imports this.

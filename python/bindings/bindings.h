@@ -16,11 +16,14 @@ namespace py = pybind11;
 void bind_errors(py::module_& module);
 /// Makes it the exception that Python raises next. With the GIL.
 void set_python_error(const Error& error);
+/// Throws it in backward, on torch's way back to Python. Takes the GIL.
+void rethrow_as_python(const Error& error);
 /// What a zeroth.Error was made of, by C++ or by make_error(); none for any other object.
 [[nodiscard]] std::optional<Error> error_of_python(const py::handle& object);
 void bind_core(py::module_& module);        ///< Config, World, StepResult, MemoryReport
 void bind_checkpoint(py::module_& module);  ///< Manifest, CheckpointReader, CheckpointWriter; includes torch
 void bind_comm(py::module_& module);        ///< Mesh and Communicator. It includes torch, as bind_engine() does.
 void bind_engine(py::module_& module);      ///< Engine and the hooks of its units
+void bind_parallel(py::module_& module);    ///< what models call between ranks, with gradients
 
 }  // namespace zeroth::python

@@ -8,4 +8,5 @@ PYBIND11_MODULE(_C, module) {
   zeroth::python::bind_checkpoint(module);
   zeroth::python::bind_comm(module);
   zeroth::python::bind_engine(module);
+  zeroth::python::bind_parallel(module);
 }

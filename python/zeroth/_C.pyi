@@ -428,6 +428,47 @@ class Communicator:
     def barrier(self, name: str = "", *, tag: int = 0) -> None:
         """Waits for all ranks. Ranks compare the name."""
 
+def copy_to_group(x: torch.Tensor, group: Communicator) -> torch.Tensor:
+    """x as it is; its gradient is the sum of the gradients over the ranks. No call in forward; the result is x's memory. (Megatron's f.)"""
+
+def reduce_from_group(x: torch.Tensor, group: Communicator) -> torch.Tensor:
+    """The sum of the ranks' tensors; the gradient passes as it is, without a call. (Megatron's g.)"""
+
+def split_to_group(x: torch.Tensor, dim: int, group: Communicator, sizes: Sequence[int] | None = None) -> torch.Tensor:
+    """This rank's slice of a dim, without a call; the gradient is gathered. `sizes`: of each rank, else slice_sizes()."""
+
+def gather_from_group(
+    x: torch.Tensor, dim: int, group: Communicator, sizes: Sequence[int] | None = None
+) -> torch.Tensor:
+    """The slices of all ranks along a dim; the gradient is this rank's slice, without a call. `sizes`: of each rank, else all as this one."""
+
+def all_reduce(x: torch.Tensor, group: Communicator) -> torch.Tensor:
+    """The sum of the ranks' tensors; so is the gradient."""
+
+def all_gather(x: torch.Tensor, dim: int, group: Communicator, sizes: Sequence[int] | None = None) -> torch.Tensor:
+    """The slices of all ranks along a dim; the gradient is this rank's slice of the sum. `sizes`: of each rank, else all as this one."""
+
+def reduce_scatter(x: torch.Tensor, dim: int, group: Communicator, sizes: Sequence[int] | None = None) -> torch.Tensor:
+    """This rank's slice of the sum along a dim; the gradient is gathered. `sizes`: of each rank, else slice_sizes()."""
+
+def all_to_all(
+    x: torch.Tensor,
+    split_dim: int,
+    concat_dim: int,
+    group: Communicator,
+    split_sizes: Sequence[int] | None = None,
+    concat_sizes: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """Slice r of split_dim goes to rank r; what comes is joined along concat_dim in rank order. split_sizes: of the slices for each rank,
+    else slice_sizes(). concat_sizes: along concat_dim of what comes from each rank, else as if all had x's shape. With one dim for both,
+    sizes may be any that ranks have told each other, and then both are needed. The gradient is the reverse call."""
+
+def ring_shift(tensors: Sequence[torch.Tensor], group: Communicator, by: int = 1) -> list[torch.Tensor]:
+    """The tensors of rank - `by`, around the ring, in one batch of messages; gradients are shifted back. All ranks give the same shapes."""
+
+def slice_sizes(elements: int, ranks: int) -> list[int]:
+    """As equal as can be: the first elements % ranks ranks have one more."""
+
 class FirstOffender:
     """Where the first non-finite gradient of a step came from."""
 

@@ -1,0 +1,39 @@
+// RankGroup: the ranks that a layer of a model shares its work with.
+#pragma once
+
+#include <zeroth/base/error.h>
+#include <zeroth/comm/communicator.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+
+namespace zeroth::libtorch {
+
+/// A Communicator, and what an error in backward is turned into. Cheap to copy; copies share the group. A graph of
+/// autograd keeps the groups of its nodes.
+class RankGroup {
+ public:
+  /// Throws an Error, or another exception of the front end's that stands for it; may return.
+  using Rethrow = std::function<void(const Error&)>;
+
+  /// `rethrow`: for errors of a backward, which torch carries to the caller of backward(); unset: as they are.
+  RankGroup(Communicator communicator, Rethrow rethrow = nullptr)  // NOLINT: a Communicator is one
+      : communicator_(std::move(communicator)), rethrow_(std::move(rethrow)) {}
+
+  [[nodiscard]] int rank() const { return communicator_.rank(); }
+  [[nodiscard]] int size() const { return communicator_.size(); }
+  [[nodiscard]] const std::string& name() const { return communicator_.backend().group_name(); }
+  /// "rank 1/4 of world/mesh0/tp"
+  [[nodiscard]] std::string who() const {
+    return "rank " + std::to_string(rank()) + "/" + std::to_string(size()) + " of " + name();
+  }
+  [[nodiscard]] const Communicator& communicator() const { return communicator_; }
+  [[nodiscard]] const Rethrow& rethrow() const { return rethrow_; }
+
+ private:
+  Communicator communicator_;
+  Rethrow rethrow_;
+};
+
+}  // namespace zeroth::libtorch

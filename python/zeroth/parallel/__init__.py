@@ -1,0 +1,49 @@
+"""Tensor and sequence parallelism: what the ranks of a mesh's axis compute together, with gradients.
+
+    tp = world.mesh({"dp": 2, "tp": 2}).axis("tp")
+    x = zeroth.parallel.copy_to_group(x, tp)                      # column-parallel, then row-parallel:
+    y = torch.relu(x @ w1_own_columns) @ w2_own_rows              # this rank's part of a sum
+    y = zeroth.parallel.reduce_from_group(y, tp)
+
+The calls (x: a dense CPU tensor of the dtypes of zeroth.Communicator, contiguous or not; group: a Communicator):
+
+    copy_to_group      forward x                        backward sum of the gradients over the ranks
+    reduce_from_group  forward sum over the ranks       backward the gradient as it is
+    split_to_group     forward own slice of a dim       backward all_gather
+    gather_from_group  forward all_gather               backward own slice
+    all_reduce         forward sum over the ranks       backward sum over the ranks
+    all_gather         forward slices of all ranks      backward reduce_scatter
+    reduce_scatter     forward own slice of the sum     backward all_gather
+    all_to_all         forward slices to and from all   backward the reverse
+    ring_shift         forward to the next rank         backward to the rank before
+
+The first four are for values that all ranks of the group have alike, the others for values that differ from rank to
+rank. All ranks of the group make the same calls in the same order, forward and backward, with requires_grad alike. They
+block, may stand inside torch.utils.checkpoint, and return `x` itself in a group of one. Sums are in rank order.
+"""
+
+from zeroth._C import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    copy_to_group,
+    gather_from_group,
+    reduce_from_group,
+    reduce_scatter,
+    ring_shift,
+    slice_sizes,
+    split_to_group,
+)
+
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "copy_to_group",
+    "gather_from_group",
+    "reduce_from_group",
+    "reduce_scatter",
+    "ring_shift",
+    "slice_sizes",
+    "split_to_group",
+]

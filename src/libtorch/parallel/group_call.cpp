@@ -1,0 +1,274 @@
+#include "libtorch/parallel/group_call.h"
+
+#include <zeroth/base/error.h>
+#include <zeroth/comm/collective.h>
+#include <zeroth/libtorch/model_description.h>
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <numeric>
+#include <optional>
+#include <typeinfo>
+#include <utility>
+
+namespace zeroth::libtorch {
+namespace {
+
+constexpr const char* kExchangeable = "float64, float32, bfloat16, float16, int64, int32 or uint8";
+
+/// Labels of these calls have the highest bit; the Python side's calls with tags of a user have small labels. Ranks
+/// compare them: the call, forward or backward, whether a backward follows, and the shape without the split dims.
+MessageTag tag_of(const CallName& name, const std::vector<std::int64_t>& shape) {
+  std::uint32_t hash = 2166136261U;  // FNV-1a
+  for (const std::int64_t size : shape) {
+    for (int shift = 0; shift < 64; shift += 8) {
+      hash ^= static_cast<std::uint32_t>(size >> shift & 0xff);
+      hash *= 16777619U;
+    }
+  }
+  return {.unit = -1,
+          .label = 1U << 31U | name.number << 24U | (name.is_backward ? 1U << 23U : 0U) |
+                   (name.has_grad ? 1U << 22U : 0U) | (hash & 0x3fffffU)};
+}
+
+std::vector<std::int64_t> with(at::IntArrayRef shape, std::int64_t dim, std::int64_t size) {
+  std::vector<std::int64_t> result = shape.vec();
+  result[static_cast<std::size_t>(dim)] = size;
+  return result;
+}
+
+std::int64_t elements_of(const std::vector<std::int64_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
+}
+
+/// The values in a row of memory. Shares `x` if that is one.
+at::Tensor dense(const at::Tensor& x) {
+  return x.resolve_neg().contiguous();
+}
+
+const std::byte* bytes_of(const at::Tensor& x) {
+  return static_cast<const std::byte*>(x.const_data_ptr());
+}
+
+Collective call_of(CollectiveKind kind, const at::Tensor& send, const at::Tensor& recv, MessageTag tag) {
+  const DType dtype = *dtype_of(send.scalar_type());
+  return {.kind = kind,
+          .in_dtype = dtype,
+          .out_dtype = dtype,
+          .send = bytes_of(send),
+          .recv = static_cast<std::byte*>(recv.mutable_data_ptr()),
+          .tag = tag};
+}
+
+/// Slices of `x` along a dim, one after the other in memory. Shares `x` if they lie there so.
+at::Tensor slices_in_a_row(const at::Tensor& x, std::int64_t dim, SizeSpan sizes) {
+  const auto outer = x.sizes().slice(0, static_cast<std::size_t>(dim));
+  if (std::ranges::all_of(outer, [](std::int64_t size) { return size == 1; })) return dense(x).view(-1);
+  std::vector<at::Tensor> parts;
+  std::int64_t begin = 0;
+  for (const std::int64_t size : sizes) {
+    parts.push_back(x.narrow(dim, begin, size).reshape(-1));
+    begin += size;
+  }
+  return at::cat(parts);
+}
+
+/// The other way: slices that lie one after the other, of `shape` but for the dim.
+at::Tensor joined(const at::Tensor& row, const std::vector<std::int64_t>& shape, std::int64_t dim, SizeSpan sizes) {
+  const auto outer = at::IntArrayRef(shape).slice(0, static_cast<std::size_t>(dim));
+  const bool lies_so = std::ranges::all_of(outer, [](std::int64_t size) { return size == 1; });
+  if (lies_so) return row.view(with(shape, dim, sum_of_sizes(sizes)));
+  std::vector<at::Tensor> parts;
+  std::int64_t begin = 0;
+  for (const std::int64_t size : sizes) {
+    const std::vector<std::int64_t> part = with(shape, dim, size);
+    const std::int64_t elements = elements_of(part);
+    parts.push_back(row.narrow(0, begin, elements).view(part));
+    begin += elements;
+  }
+  return at::cat(parts, dim);
+}
+
+/// Elements of each slice.
+std::vector<std::int64_t> counts_of(at::IntArrayRef shape, std::int64_t dim, SizeSpan sizes) {
+  std::vector<std::int64_t> counts;
+  for (const std::int64_t size : sizes) counts.push_back(elements_of(with(shape, dim, size)));
+  return counts;
+}
+
+/// The error of a transport, with the call that the user made.
+Error with_name(const Error& error, const CallName& name, const std::string& what) {
+  ErrorContext context = error.context();
+  const std::string call = name.text() + " of " + what;
+  context.which = context.which.empty() ? call : call + "; " + context.which;
+  if (error.code() == ErrorCode::kMismatch) {
+    context.hint = "all ranks of a group call " + std::string(name.call) +
+                   " alike: the same order, dtype, dims and sizes, and requires_grad on all ranks or on none";
+  }
+  return Error(error.code(), error.message(), std::move(context));
+}
+
+/// An exception that is no Error (Ctrl-C in a wait) separates this rank from the others for good: they hear of it.
+void run(std::span<const Collective> calls, const RankGroup& group, const CallName& name, const at::Tensor& x) {
+  std::optional<Error> named;
+  try {
+    group.communicator().batch(calls);
+    return;
+  } catch (const Error& error) {
+    if (typeid(error) != typeid(Error)) throw;  // the verdict about the job names its cause
+    named = with_name(error, name, c10::str(name_of(*dtype_of(x.scalar_type())), " ", x.sizes()));
+  } catch (...) {
+    group.communicator().backend().abort(
+        Error(ErrorCode::kAborted, "a call of all ranks was interrupted there",
+              {.where = "libtorch.collectives", .who = group.who(), .which = name.text()}));
+    throw;
+  }
+  if (name.is_backward && group.rethrow()) group.rethrow()(*named);
+  throw *named;
+}
+
+}  // namespace
+
+std::int64_t sum_of_sizes(SizeSpan sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
+}
+
+std::string CallName::text() const {
+  return std::string(call) + (is_backward ? ", backward" : "");
+}
+
+void refuse(const RankGroup& group, const CallName& name, std::string_view argument, const std::string& message,
+            std::string expected, std::string got, std::string hint) {
+  throw Error(ErrorCode::kUsage, message,
+              {.where = "libtorch.collectives",
+               .who = group.who(),
+               .which = std::string(argument) + " of " + name.text(),
+               .expected = std::move(expected),
+               .got = std::move(got),
+               .hint = std::move(hint)});
+}
+
+void require_exchangeable(const at::Tensor& x, const RankGroup& group, const CallName& name,
+                          std::string_view argument) {
+  if (!x.defined()) refuse(group, name, argument, "a tensor is undefined", "a tensor", "an undefined one");
+  if (x.layout() != at::kStrided)
+    refuse(group, name, argument, "a tensor is not dense", "a strided tensor", c10::str(x.layout()),
+           "pass tensor.to_dense()");
+  if (!x.is_cpu())
+    refuse(group, name, argument, "a tensor is on another device", "cpu", x.device().str(),
+           "calls inside a model exchange CPU memory: copy it with tensor.cpu()");
+  if (dtype_of(x.scalar_type()).has_value()) return;
+  std::string hint = "convert it with tensor.to()";
+  if (x.scalar_type() == at::kBool) hint = "pass tensor.to(torch.uint8)";
+  if (x.is_complex()) hint = "pass torch.view_as_real(tensor)";
+  refuse(group, name, argument, "ranks do not exchange this dtype", kExchangeable, c10::toString(x.scalar_type()),
+         hint);
+}
+
+std::int64_t dim_of(const at::Tensor& x, std::int64_t dim, const RankGroup& group, const CallName& name,
+                    std::string_view argument) {
+  const std::int64_t dims = x.dim();
+  if (dim < -dims || dim >= dims)
+    refuse(group, name, argument, "the tensor does not have this dim",
+           dims == 0 ? "a tensor with dims" : c10::str(-dims, " to ", dims - 1),
+           c10::str(dim, " for shape ", x.sizes()));
+  return dim < 0 ? dim + dims : dim;
+}
+
+void require_one_a_rank(const std::vector<std::int64_t>& sizes, const RankGroup& group, const CallName& name,
+                        std::string_view argument) {
+  const bool valid = sizes.size() == static_cast<std::size_t>(group.size()) &&
+                     std::ranges::all_of(sizes, [](std::int64_t size) { return size >= 0; });
+  if (!valid)
+    refuse(group, name, argument, "sizes are not one a rank", std::to_string(group.size()) + " sizes, from 0",
+           c10::str(at::IntArrayRef(sizes)));
+}
+
+OwnPart own_part(SizeSpan sizes, int rank) {
+  const auto own = static_cast<std::size_t>(rank);
+  return {.begin = sum_of_sizes(sizes.first(own)), .length = sizes[own]};
+}
+
+at::Tensor sum_over(const at::Tensor& x, const RankGroup& group, const CallName& name, ReduceOp op) {
+  const at::Tensor in = dense(x);
+  at::Tensor out = at::empty(x.sizes(), x.options());
+  Collective call = call_of(CollectiveKind::kAllReduce, in, out, tag_of(name, x.sizes().vec()));
+  call.op = op;
+  call.counts = {x.numel()};
+  run({&call, 1}, group, name, x);
+  return out;
+}
+
+at::Tensor gather_along(const at::Tensor& x, std::int64_t dim, SizeSpan sizes, const RankGroup& group,
+                        const CallName& name) {
+  const std::vector<std::int64_t> shape = x.sizes().vec();
+  const std::vector<std::int64_t> whole = with(shape, dim, sum_of_sizes(sizes));
+  const at::Tensor in = dense(x);
+  const at::Tensor row = at::empty({elements_of(whole)}, x.options());
+  Collective call = call_of(CollectiveKind::kAllGather, in, row, tag_of(name, whole));
+  call.counts = counts_of(shape, dim, sizes);
+  run({&call, 1}, group, name, x);
+  return joined(row, shape, dim, sizes);
+}
+
+at::Tensor reduce_scatter_along(const at::Tensor& x, std::int64_t dim, SizeSpan sizes, const RankGroup& group,
+                                const CallName& name) {
+  const at::Tensor in = slices_in_a_row(x, dim, sizes);
+  at::Tensor out = at::empty(with(x.sizes(), dim, own_part(sizes, group.rank()).length), x.options());
+  Collective call = call_of(CollectiveKind::kReduceScatter, in, out, tag_of(name, x.sizes().vec()));
+  call.counts = counts_of(x.sizes(), dim, sizes);
+  run({&call, 1}, group, name, x);
+  return out;
+}
+
+at::Tensor exchange_along(const at::Tensor& x, std::int64_t split_dim, SizeSpan split_sizes, std::int64_t concat_dim,
+                          SizeSpan concat_sizes, const RankGroup& group, const CallName& name) {
+  const at::Tensor in = slices_in_a_row(x, split_dim, split_sizes);
+  // What comes from a rank: its slice along split_dim for this rank, and all that it has along concat_dim.
+  std::vector<std::int64_t> part = x.sizes().vec();
+  if (split_dim != concat_dim) part = with(part, split_dim, own_part(split_sizes, group.rank()).length);
+  const at::Tensor row = at::empty({elements_of(with(part, concat_dim, sum_of_sizes(concat_sizes)))}, x.options());
+  std::vector<std::int64_t> whole = with(x.sizes(), concat_dim, sum_of_sizes(concat_sizes));
+  if (split_dim == concat_dim) whole[static_cast<std::size_t>(concat_dim)] = 0;  // ranks may have any number there
+  Collective call = call_of(CollectiveKind::kAllToAll, in, row, tag_of(name, whole));
+  call.counts = counts_of(x.sizes(), split_dim, split_sizes);
+  call.recv_counts = counts_of(part, concat_dim, concat_sizes);
+  run({&call, 1}, group, name, x);
+  return joined(row, part, concat_dim, concat_sizes);
+}
+
+std::vector<at::Tensor> shift_along_ring(const std::vector<at::Tensor>& tensors, int by, const RankGroup& group,
+                                         const CallName& name) {
+  const int size = group.size();
+  const int step = (by % size + size) % size;
+  const int to = (group.rank() + step) % size;
+  const int from = (group.rank() + size - step) % size;
+  std::vector<at::Tensor> given;
+  std::vector<at::Tensor> taken;
+  std::vector<Collective> calls;
+  for (const at::Tensor& tensor : tensors) {
+    const at::Tensor& in = given.emplace_back(dense(tensor));
+    const at::Tensor& out = taken.emplace_back(at::empty(tensor.sizes(), tensor.options()));
+    CallName own = name;
+    own.has_grad = name.has_grad && tensor.requires_grad();
+    const MessageTag tag = tag_of(own, tensor.sizes().vec());
+    Collective send = call_of(CollectiveKind::kSend, in, out, tag);
+    send.counts = {tensor.numel()};
+    Collective recv = send;
+    send.recv = nullptr;
+    send.root = to;
+    recv.kind = CollectiveKind::kRecv;
+    recv.send = nullptr;
+    recv.root = from;
+    calls.push_back(std::move(send));
+    calls.push_back(std::move(recv));
+  }
+  if (!calls.empty()) run(calls, group, name, tensors.front());
+  return taken;
+}
+
+}  // namespace zeroth::libtorch

@@ -1,0 +1,63 @@
+// Calls of a RankGroup with tensors, without autograd: layout of slices along any dim, errors that name the call.
+#pragma once
+
+#include <zeroth/libtorch/collectives.h>
+#include <zeroth/libtorch/rank_group.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace zeroth::libtorch {
+
+using SizeSpan = std::span<const std::int64_t>;
+[[nodiscard]] std::int64_t sum_of_sizes(SizeSpan sizes);
+
+/// The user's call that an exchange belongs to; for tags and errors.
+struct CallName {
+  const char* call = "";                   ///< "all_gather"
+  std::uint32_t number = 0;                ///< of the call, below 128
+  bool is_backward = false;                ///< it carries gradients
+  bool has_grad = false;                   ///< a backward will follow, on all ranks or on none
+  [[nodiscard]] std::string text() const;  ///< "all_gather, backward"
+};
+
+/// Throws kUsage for `argument` of a call.
+[[noreturn]] void refuse(const RankGroup& group, const CallName& name, std::string_view argument,
+                         const std::string& message, std::string expected, std::string got, std::string hint = {});
+
+/// Refuses what ranks cannot exchange.
+void require_exchangeable(const at::Tensor& x, const RankGroup& group, const CallName& name,
+                          std::string_view argument = "x");
+/// `dim` of a tensor, from 0. Refuses one that the tensor does not have.
+[[nodiscard]] std::int64_t dim_of(const at::Tensor& x, std::int64_t dim, const RankGroup& group, const CallName& name,
+                                  std::string_view argument = "dim");
+/// Refuses sizes that are not one a rank, from 0.
+void require_one_a_rank(const std::vector<std::int64_t>& sizes, const RankGroup& group, const CallName& name,
+                        std::string_view argument);
+
+/// The calls. Arguments have been checked; results are new, contiguous tensors without a gradient. They block.
+[[nodiscard]] at::Tensor sum_over(const at::Tensor& x, const RankGroup& group, const CallName& name,
+                                  ReduceOp op = ReduceOp::kSum);
+[[nodiscard]] at::Tensor gather_along(const at::Tensor& x, std::int64_t dim, SizeSpan sizes, const RankGroup& group,
+                                      const CallName& name);
+[[nodiscard]] at::Tensor reduce_scatter_along(const at::Tensor& x, std::int64_t dim, SizeSpan sizes,
+                                              const RankGroup& group, const CallName& name);
+[[nodiscard]] at::Tensor exchange_along(const at::Tensor& x, std::int64_t split_dim, SizeSpan split_sizes,
+                                        std::int64_t concat_dim, SizeSpan concat_sizes, const RankGroup& group,
+                                        const CallName& name);
+[[nodiscard]] std::vector<at::Tensor> shift_along_ring(const std::vector<at::Tensor>& tensors, int by,
+                                                       const RankGroup& group, const CallName& name);
+
+/// Own part of a dim that is cut into `sizes`.
+struct OwnPart {
+  std::int64_t begin = 0;
+  std::int64_t length = 0;
+};
+[[nodiscard]] OwnPart own_part(SizeSpan sizes, int rank);
+
+}  // namespace zeroth::libtorch

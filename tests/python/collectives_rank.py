@@ -1,0 +1,369 @@
+"""One rank of four with a mesh of two axes; see collectives_test.py. Every rank computes what the others give, so each
+result and each gradient is compared with a plain computation.
+
+collectives_rank.py          every call, every dtype, checkpointed, with other shapes, refused
+collectives_rank.py order WHAT    rank 1 makes another call than the others
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import zeroth
+from zeroth import parallel
+
+WORLD = 4
+FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+DTYPES = (*FLOATING, torch.int64, torch.int32, torch.uint8)
+Tensors = list[torch.Tensor]
+
+
+def values(rank: int, shape: Sequence[int], dtype: torch.dtype = torch.float64, turn: int = 0) -> torch.Tensor:
+    """What a rank gives; any rank can say it. Small integers, so that sums are exact in every dtype."""
+    generator = torch.Generator().manual_seed(1000 * turn + rank)
+    return torch.randint(0, 8, tuple(shape), generator=generator).to(dtype)
+
+
+def total(parts: Tensors) -> torch.Tensor:
+    return torch.stack(parts).sum(0, dtype=parts[0].dtype)
+
+
+def same(got: torch.Tensor | None, expected: torch.Tensor) -> None:
+    assert got is not None and got.dtype == expected.dtype and got.shape == expected.shape, (got, expected)
+    assert torch.equal(got, expected), (got, expected)
+
+
+@contextlib.contextmanager
+def refused(code: str, text: str) -> Iterator[None]:
+    try:
+        yield
+    except zeroth.Error as error:
+        assert error.code == code and re.search(text, str(error)), f"{error}\nis not {code} {text}"
+        return
+    raise AssertionError(f"not refused: {text}")
+
+
+class Case:
+    """A call, what it makes of the tensors of all ranks, and what of their gradients."""
+
+    def __init__(
+        self,
+        name: str,
+        call: Callable[[torch.Tensor, zeroth.Communicator], torch.Tensor],
+        shapes: Callable[[int], list[Sequence[int]]],
+        forward: Callable[[Tensors], Tensors],
+        backward: Callable[[Tensors], Tensors],
+        sums: bool = True,
+    ) -> None:
+        self.name, self.call, self.shapes = name, call, shapes
+        self.forward, self.backward, self.sums = forward, backward, sums
+
+
+def alike(*shape: int) -> Callable[[int], list[Sequence[int]]]:
+    return lambda size: [shape] * size
+
+
+def uneven(size: int) -> list[int]:
+    """Slices of ranks; rank 1 has none."""
+    return [2 * rank if rank != 1 else 0 for rank in range(size)]
+
+
+def replicated(parts: Tensors) -> Tensors:
+    return [total(parts)] * len(parts)
+
+
+def slices(whole: torch.Tensor, dim: int, sizes: Sequence[int]) -> Tensors:
+    return list(whole.split(list(sizes), dim))
+
+
+def cases(size: int) -> list[Case]:
+    sizes = parallel.slice_sizes(5, size)
+    own = uneven(size)
+    turned = [[(row + column) % 3 for column in range(size)] for row in range(size)]  # [from][to]
+    taken = [[turned[sender][to] for sender in range(size)] for to in range(size)]
+
+    def exchange(parts: Tensors, split: int, concat: int, give: list[list[int]]) -> Tensors:
+        cut = [slices(part, split, give[rank]) for rank, part in enumerate(parts)]
+        return [torch.cat([row[to] for row in cut], concat) for to in range(size)]
+
+    even = [parallel.slice_sizes(5, size)] * size
+    back = [[3] * size] * size
+    found = [
+        Case("copy_to_group", parallel.copy_to_group, alike(2, 3), lambda parts: parts, replicated),
+        Case("reduce_from_group", parallel.reduce_from_group, alike(2, 3), replicated, lambda grads: grads),
+        Case("all_reduce", parallel.all_reduce, alike(2, 3), replicated, replicated),
+        Case("all_reduce of none", parallel.all_reduce, alike(0, 3), replicated, replicated),
+        Case("all_reduce of no dim", parallel.all_reduce, alike(), replicated, replicated),
+        Case(
+            "all_to_all of two dims",
+            lambda x, group: parallel.all_to_all(x, 1, -1, group),
+            alike(2, 5, 3),
+            lambda parts: exchange(parts, 1, 2, even),
+            lambda grads: exchange(grads, 2, 1, back),
+            sums=False,
+        ),
+        Case(
+            "all_to_all of equal slices",
+            lambda x, group: parallel.all_to_all(x, 0, 0, group),
+            alike(2 * size, 3),
+            lambda parts: exchange(parts, 0, 0, [[2] * size] * size),
+            lambda grads: exchange(grads, 0, 0, [[2] * size] * size),
+            sums=False,
+        ),
+        Case(
+            "all_to_all of any slices",
+            lambda x, group: parallel.all_to_all(x, 0, 0, group, turned[group.rank], taken[group.rank]),
+            lambda size: [(sum(turned[rank]), 3) for rank in range(size)],
+            lambda parts: exchange(parts, 0, 0, turned),
+            lambda grads: exchange(grads, 0, 0, taken),
+            sums=False,
+        ),
+        Case(
+            "ring_shift",
+            lambda x, group: parallel.ring_shift([x], group)[0],
+            alike(2, 3),
+            lambda parts: [parts[-1], *parts[:-1]],
+            lambda grads: [*grads[1:], grads[0]],
+            sums=False,
+        ),
+    ]
+    for dim in (0, 1, -1):
+        shape = [2, 2, 2]
+        shape[dim] = 5
+        part = [[*shape[: dim % 3], n, *shape[dim % 3 + 1 :]] for n in own]
+        found += [
+            Case(
+                f"split_to_group {dim}",
+                lambda x, group, dim=dim: parallel.split_to_group(x, dim, group),
+                alike(*shape),
+                lambda parts, dim=dim: [slices(part, dim, sizes)[rank] for rank, part in enumerate(parts)],
+                lambda grads, dim=dim: [torch.cat(grads, dim)] * size,
+                sums=False,
+            ),
+            Case(
+                f"reduce_scatter {dim}",
+                lambda x, group, dim=dim: parallel.reduce_scatter(x, dim, group),
+                alike(*shape),
+                lambda parts, dim=dim: slices(total(parts), dim, sizes),
+                lambda grads, dim=dim: [torch.cat(grads, dim)] * size,
+            ),
+            Case(
+                f"gather_from_group {dim}",
+                lambda x, group, dim=dim: parallel.gather_from_group(x, dim, group, own),
+                lambda size, part=part: part,
+                lambda parts, dim=dim: [torch.cat(parts, dim)] * size,
+                lambda grads, dim=dim: [slices(grad, dim, own)[rank] for rank, grad in enumerate(grads)],
+                sums=False,
+            ),
+            Case(
+                f"all_gather {dim}",
+                lambda x, group, dim=dim: parallel.all_gather(x, dim, group, own),
+                lambda size, part=part: part,
+                lambda parts, dim=dim: [torch.cat(parts, dim)] * size,
+                lambda grads, dim=dim: slices(total(grads), dim, own),
+                sums=False,
+            ),
+        ]
+    return found
+
+
+def not_contiguous(x: torch.Tensor) -> torch.Tensor:
+    if x.dim() < 2:
+        return x
+    return x.transpose(0, -1).contiguous().transpose(0, -1)
+
+
+def check_case(case: Case, group: zeroth.Communicator) -> None:
+    size, me = group.size, group.rank
+    shapes = case.shapes(size)
+    for dtype in DTYPES:
+        if dtype == torch.uint8 and case.sums and case.name != "copy_to_group":
+            continue
+        parts = [values(rank, shapes[rank], dtype) for rank in range(size)]
+        expected = case.forward(parts)[me]
+        x = not_contiguous(parts[me])
+        before = x.clone()
+        got = case.call(x, group)
+        same(got, expected)
+        same(x, before)
+        assert not got.requires_grad
+        if dtype not in FLOATING:
+            continue
+        grads = [values(rank, out.shape, dtype, 1) for rank, out in enumerate(case.forward(parts))]
+        wanted = case.backward(grads)[me]
+        for way in ("plain", "reentrant", "not reentrant"):
+            leaf = parts[me].clone().requires_grad_()
+            x = not_contiguous(leaf * 1.0)
+            if way == "plain":
+                out = case.call(x, group)
+            else:
+                out = checkpoint(lambda x: case.call(x * 1.0, group) * 1.0, x, use_reentrant=way == "reentrant")
+            same(out.detach(), expected)
+            out.backward(not_contiguous(grads[me]))
+            same(leaf.grad, wanted)
+            with torch.no_grad():
+                assert not case.call(x, group).requires_grad
+        if dtype == torch.float64:  # the gradient is linear: its gradient is what the call makes
+            leaf = parts[me].clone().requires_grad_()
+            weight = grads[me].clone().requires_grad_()
+            (grad,) = torch.autograd.grad(case.call(leaf, group), leaf, weight, create_graph=True)
+            same(grad.detach(), wanted)
+            grad.backward(parts[me])
+            same(weight.grad, expected)
+
+
+def check_shift(group: zeroth.Communicator) -> None:
+    """Several tensors of several dtypes; one gets no gradient, one has none."""
+    size, me = group.size, group.rank
+    if size == 1:
+        return
+    shapes = ((2, 3), (0,), (4,), (5, 1))
+    dtypes = (torch.float64, torch.float32, torch.int64, torch.bfloat16)
+    for by in (1, -1, 2, size + 1):
+        every = [[values(rank, s, d, i) for i, (s, d) in enumerate(zip(shapes, dtypes))] for rank in range(size)]
+        own = [x.clone().requires_grad_(x.is_floating_point()) for x in every[me]]
+        got = parallel.ring_shift(own, group, by)
+        for one, expected in zip(got, every[(me - by) % size]):
+            same(one.detach(), expected)
+        if by % size == 0:
+            assert all(one is other for one, other in zip(got, own))
+            continue
+        assert [one.requires_grad for one in got] == [True, True, False, True]
+        (got[0] * (me + 1)).sum().backward()
+        same(own[0].grad, torch.full((2, 3), float((me + by) % size + 1), dtype=torch.float64))
+        same(own[3].grad, torch.zeros(5, 1, dtype=torch.bfloat16))
+    assert parallel.ring_shift([], group) == []
+
+
+def check_model(tp: zeroth.Communicator) -> None:
+    """A column-parallel and a row-parallel layer are like one process."""
+    full = [values(0, (6, 4), turn=2).requires_grad_(), values(0, (3, 6), turn=3).requires_grad_()]
+    x = values(0, (5, 4), turn=4).requires_grad_()
+    torch.tanh(x @ full[0].T).matmul(full[1].T).square().mean().backward()
+    expected_x = x.grad
+    assert expected_x is not None
+    for held in (False, True):
+        own = [
+            full[0].detach().chunk(tp.size, 0)[tp.rank].clone().requires_grad_(),
+            full[1].detach().chunk(tp.size, 1)[tp.rank].clone().requires_grad_(),
+        ]
+        leaf = x.detach().clone().requires_grad_()
+
+        def block(x: torch.Tensor, own: Tensors = own) -> torch.Tensor:
+            inner = torch.tanh(parallel.copy_to_group(x, tp) @ own[0].T)
+            return parallel.reduce_from_group(inner @ own[1].T, tp)
+
+        y = checkpoint(block, leaf, use_reentrant=False) if held else block(leaf)
+        y.square().mean().backward()
+        for one, whole, dim in ((own[0], full[0], 0), (own[1], full[1], 1)):
+            assert one.grad is not None and whole.grad is not None
+            torch.testing.assert_close(one.grad, whole.grad.chunk(tp.size, dim)[tp.rank], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(leaf.grad, expected_x, rtol=1e-12, atol=1e-12)
+
+
+def check_refusals(group: zeroth.Communicator) -> None:
+    x = torch.zeros(4, 4)
+    with refused("USAGE", r"does not have this dim.*dim of all_gather.*expected: -2 to 1; got: 2 for shape \[4, 4\]"):
+        parallel.all_gather(x, 2, group)
+    with refused("USAGE", "concat_dim of all_to_all"):
+        parallel.all_to_all(x, 0, -3, group)
+    with refused("USAGE", "a tensor with dims"):
+        parallel.split_to_group(torch.tensor(1.0), 0, group)
+    with refused("USAGE", r"slices of all ranks are not the dim.*sizes of split_to_group.*4 in all.*\[1, 1\]"):
+        parallel.split_to_group(x, 0, group, [1, 1])
+    with refused("USAGE", r"sizes are not one a rank.*2 sizes, from 0; got: \[4\]"):
+        parallel.reduce_scatter(x, 0, group, [4])
+    with refused("USAGE", r"sizes are not one a rank.*got: \[5, -1\]"):
+        parallel.reduce_scatter(x, 0, group, [5, -1])
+    with refused("USAGE", "this rank's slice is not the dim.*sizes of gather_from_group"):
+        parallel.gather_from_group(x, 0, group, [3, 3])
+    with refused("USAGE", "concat_sizes of all_to_all.*both lists|both lists.*concat_sizes of all_to_all"):
+        parallel.all_to_all(x, 0, 0, group, [2, 2])
+    with refused("USAGE", "slice for itself has two sizes"):
+        parallel.all_to_all(x, 0, 0, group, [2, 2], [3, 3])
+    with refused("USAGE", "dtype.*x of all_reduce.*view_as_real"):
+        parallel.all_reduce(x.to(torch.complex64), group)
+    with refused("USAGE", "dtype.*uint8"):
+        parallel.all_reduce(x > 0, group)
+    with refused("USAGE", r"not dense.*tensors\[1\] of ring_shift"):
+        parallel.ring_shift([x, x.to_sparse()], group)
+    with refused("USAGE", "another device.*got: meta"):
+        parallel.copy_to_group(x.to("meta"), group)
+    with refused("USAGE", "all_reduce of.*uint8|uint8"):
+        parallel.all_reduce(x.to(torch.uint8), group)
+    for not_one in (None, "tp", 3):
+        try:
+            parallel.all_reduce(x, not_one)  # type: ignore[arg-type]
+        except TypeError as error:
+            assert "expected a zeroth.Communicator" in str(error), error
+        else:
+            raise AssertionError("not refused")
+    y = parallel.copy_to_group(x.requires_grad_(), group)
+    try:
+        y += 1  # would change x, too
+    except RuntimeError as error:
+        assert "view" in str(error), error
+    else:
+        raise AssertionError("not refused")
+
+
+def check_alone(group: zeroth.Communicator) -> None:
+    x = values(0, (4, 4)).requires_grad_()
+    for y in (
+        parallel.copy_to_group(x, group),
+        parallel.reduce_from_group(x, group),
+        parallel.split_to_group(x, 0, group),
+        parallel.gather_from_group(x, 1, group, [4]),
+        parallel.all_reduce(x, group),
+        parallel.all_gather(x, 0, group),
+        parallel.reduce_scatter(x, 0, group),
+        parallel.all_to_all(x, 0, 1, group),
+        parallel.ring_shift([x], group)[0],
+    ):
+        assert y is x
+
+
+def other_order(mesh: zeroth.Mesh) -> None:
+    """The mismatch names the calls; the job ends with it."""
+    group = mesh.world
+    x = torch.zeros(4, 4, requires_grad=True)
+    if sys.argv[2] == "grad":
+        parallel.all_reduce(x.detach() if group.rank == 1 else x, group)
+    elif sys.argv[2] == "shape":
+        parallel.all_reduce(x.view(2, 8) if group.rank == 1 else x, group)
+    elif sys.argv[2] == "call":
+        (parallel.reduce_from_group if group.rank == 1 else parallel.all_reduce)(x, group)
+    else:
+        y = parallel.copy_to_group(x, group)
+        if group.rank == 1:
+            parallel.all_reduce(x, group)
+        y.sum().backward()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    world = zeroth.World.from_environment()
+    if sys.argv[1:]:
+        other_order(world.mesh({"tp": world.size}))
+        return
+    mesh = world.mesh({"dp": 2, "tp": 2, "one": 1})
+    for group in (mesh.world, mesh.axis("tp"), mesh.axis("dp")):
+        for case in cases(group.size):
+            try:
+                check_case(case, group)
+            except AssertionError as error:
+                raise AssertionError(f"{case.name} in {group}: {error}") from error
+        check_shift(group)
+    check_model(mesh.axis("tp"))
+    check_refusals(mesh.axis("tp"))
+    check_alone(mesh.axis("one"))
+    print("every call: ok", flush=True)
+
+
+main()
