@@ -1,0 +1,33 @@
+// ParamAxes: how the ranks of a mesh share one parameter; from these come the shard groups of an engine.
+#pragma once
+
+#include <zeroth/engine/engine.h>
+#include <zeroth/shard/param_spec.h>
+
+#include <span>
+#include <string>
+#include <vector>
+
+namespace zeroth {
+
+/// Beside the axes of the plan, along which ranks have the same parameter and parts of its gradient. Along an axis of
+/// the mesh that is neither there nor here, ranks have the same parameter and the same gradient.
+struct ParamAxes {
+  /// At most one axis: along it each rank has another box of the tensor.
+  std::string distinct{};
+  /// So many neighbours along `distinct` have the same box, and parts of its gradient: key and value heads of which
+  /// there are fewer than ranks. Divides the axis.
+  int copies = 1;
+  /// Along these, ranks have the same parameter and parts of its gradient, though their batches are the same: norms on
+  /// a part of the sequence or of the heads.
+  std::vector<std::string> summed{};
+  bool operator==(const ParamAxes&) const = default;
+};
+
+/// Makes `settings.shard_groups` from `settings.plan`, one for each kind of `axes` that occurs, and sets
+/// ParamSpec::shard_group. An axis with copies is cut in `settings.mesh` into factors "tp.0", "tp.1", ... `axes`: one a
+/// parameter. All ranks must have the same kinds. Throws kConfig for an axis that the mesh has not, and for copies that
+/// do not divide it or each other.
+void group_by_axes(std::span<ParamSpec> params, std::span<const ParamAxes> axes, EngineSettings& settings);
+
+}  // namespace zeroth
