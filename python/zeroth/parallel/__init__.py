@@ -23,27 +23,45 @@ block, may stand inside torch.utils.checkpoint, and return `x` itself in a group
 """
 
 from zeroth._C import (
+    PendingSum,
+    Sbp,
     all_gather,
     all_reduce,
     all_to_all,
+    chunked_linear_reduce,
+    conversion_bytes,
     copy_to_group,
     gather_from_group,
+    redistribute,
     reduce_from_group,
+    reduce_from_group_async,
     reduce_scatter,
     ring_shift,
     slice_sizes,
     split_to_group,
+    vocab_cross_entropy,
 )
+from zeroth.parallel.sbp import Broadcast, Partial, Split
 
 __all__ = [
+    "Broadcast",
+    "Partial",
+    "PendingSum",
+    "Sbp",
+    "Split",
     "all_gather",
     "all_reduce",
     "all_to_all",
+    "chunked_linear_reduce",
+    "conversion_bytes",
     "copy_to_group",
     "gather_from_group",
+    "redistribute",
     "reduce_from_group",
+    "reduce_from_group_async",
     "reduce_scatter",
     "ring_shift",
     "slice_sizes",
     "split_to_group",
+    "vocab_cross_entropy",
 ]
