@@ -10,9 +10,12 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import zeroth
@@ -406,6 +409,69 @@ def check_model(tp: zeroth.Communicator) -> None:
         torch.testing.assert_close(leaf.grad, expected_x, rtol=1e-12, atol=1e-12)
 
 
+def check_gil(group: zeroth.Communicator) -> None:
+    """Other threads of this process run while it waits, in forward, in backward, and for a sum."""
+    turns, ended = [0], threading.Event()
+
+    def turn() -> None:
+        while not ended.wait(0.005):
+            turns[0] += 1
+
+    def waits(call: Callable[[], object]) -> None:
+        group.barrier()
+        if group.rank == 0:
+            time.sleep(0.1)
+        turns[0] = 0
+        call()
+        assert group.rank == 0 or turns[0] >= 3, turns
+
+    thread = threading.Thread(target=turn)
+    thread.start()
+    try:
+        x = torch.zeros(3, requires_grad=True)
+        waits(lambda: parallel.all_reduce(x, group))
+        y = parallel.copy_to_group(x, group).sum()
+        waits(lambda: y.backward())
+        waits(lambda: parallel.reduce_from_group_async(x, group).wait())
+    finally:
+        ended.set()
+        thread.join()
+
+
+class Cut(nn.Module):
+    """A linear layer of which every rank computes a part of the outputs, with weights that an engine may shard."""
+
+    def __init__(self, group: zeroth.Communicator | None) -> None:
+        super().__init__()
+        self.group = group
+        self.linear = nn.Linear(6, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.group is None:
+            return torch.tanh(self.linear(x))
+        own = parallel.split_to_group(self.linear.weight, 0, self.group)
+        bias = parallel.split_to_group(self.linear.bias, 0, self.group)
+        out = torch.tanh(nn.functional.linear(parallel.copy_to_group(x, self.group), own, bias))
+        return parallel.gather_from_group(out, -1, self.group)
+
+
+def check_beside_an_engine(world: zeroth.World, group: zeroth.Communicator) -> None:
+    """Calls stand between the units of a sharded model, whose engine makes calls of its own."""
+    losses = []
+    for cut in (None, group):
+        torch.manual_seed(2)
+        model = nn.Sequential(Cut(cut), nn.Linear(8, 6), Cut(cut), nn.Linear(8, 1))
+        config = {"zero_optimization": {"stage": 3}, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
+        engine = zeroth.Engine(model, config, world=world, log_level="off")
+        for step in range(3):
+            loss = engine(values(0, (4, 6), torch.float32, 20 + step)).square().mean()
+            engine.backward(loss)
+            assert engine.step().committed
+            losses.append(loss.detach())
+    torch.testing.assert_close(torch.stack(losses[3:]), torch.stack(losses[:3]), rtol=1e-5, atol=1e-6)
+    assert losses[2] < losses[0], losses
+
+
 def check_refusals(group: zeroth.Communicator) -> None:
     x = torch.zeros(4, 4)
     with refused("USAGE", r"does not have this dim.*dim of all_gather.*expected: -2 to 1; got: 2 for shape \[4, 4\]"):
@@ -504,6 +570,8 @@ def main() -> None:
     check_loss(mesh.axis("tp"))
     check_loss(mesh.world)
     check_pending(mesh.axis("dp"))
+    check_gil(mesh.world)
+    check_beside_an_engine(world, mesh.world)
     check_pending(mesh.axis("one"))
     check_conversions(mesh.world)
     check_refusals(mesh.axis("tp"))

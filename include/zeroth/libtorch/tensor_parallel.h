@@ -22,7 +22,6 @@
 #include <zeroth/libtorch/parameter_box.h>
 #include <zeroth/libtorch/rank_group.h>
 
-#include <torch/nn/cloneable.h>
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
