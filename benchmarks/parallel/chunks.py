@@ -3,8 +3,8 @@
     zeroth-run -n 2 python benchmarks/parallel/chunks.py [--rows 2048] [--features 1024] [--out 1024] [--repeats 20]
 
 For 1, 2, 4 and 8 chunks: the median time of the call on the slowest rank, of the product alone, and the difference,
-which is the time of the sum that stays exposed. On ranks that share cores with each other or with anything else the numbers
-say little: give every rank cores of its own (zeroth-run binds them).
+which is the time of the sum that stays exposed. On ranks that share cores with each other or with anything else the
+numbers say little: give every rank cores of its own (zeroth-run binds them).
 """
 
 from __future__ import annotations

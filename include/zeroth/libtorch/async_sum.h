@@ -11,7 +11,8 @@
 //
 // All ranks start the same sums in the same order, and take them in the same order among the calls of the group; a sum
 // of another dtype or shape is kMismatch in wait(). Many may be under way; each needs memory of its own, which later
-// sums use again. A sum that is never taken keeps its memory as long as the RankGroup.
+// sums use again, and which goes with the group. Where a PendingSum goes on all ranks without a wait(), as where a
+// checkpointed region is recomputed in part, its memory is found when memory is needed.
 //
 // Ref: Zhang et al. 2025, "Ladder-Residual: parallelism-aware architecture for accelerating large model inference with
 // communication overlapping". Pati et al. 2024, "T3: Transparent Tracking & Triggering for Fine-grained Overlap of

@@ -12,6 +12,8 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <functional>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -19,7 +21,7 @@ namespace zeroth::libtorch {
 namespace {
 
 /// So many slots before one is used again: a rank may be a sum ahead of the others.
-constexpr std::size_t kLeastSlots = 2;
+constexpr std::ptrdiff_t kLeastSlots = 2;
 
 std::uint64_t shape_hash(const at::Tensor& part) {
   std::uint64_t hash = 1469598103934665603U;
@@ -76,15 +78,36 @@ bool SumSlots::serves(const RankGroup& group) {
          backend.capabilities().window_kind != ArenaKind::kDevice;
 }
 
-std::shared_ptr<SumSlot> SumSlots::free_slot(std::size_t bytes, const RankGroup& group) {
-  std::shared_ptr<SumSlot> found;
-  std::size_t fitting = 0;
-  for (const std::shared_ptr<SumSlot>& slot : slots_) {
-    if (slot->capacity < bytes) continue;
-    ++fitting;
-    if (!slot->in_use && (!found || slot->sums < found->sums)) found = slot;
+void SumSlots::reclaim(const RankGroup& group) {
+  if (slots_.empty()) return;
+  std::vector<std::int32_t> given_up;
+  for (const std::shared_ptr<SumSlot>& slot : slots_) given_up.push_back(slot->in_use && slot.use_count() == 1 ? 1 : 0);
+  group.communicator().all_reduce(std::span(given_up), ReduceOp::kMin);
+  for (std::size_t index = 0; index < slots_.size(); ++index) {
+    if (given_up[index] == 0) continue;
+    slots_[index]->in_use = false;
+    store(slots_[index]->header(static_cast<std::size_t>(group.rank())).taken, slots_[index]->sums);
   }
-  if (found && fitting >= kLeastSlots) return found;
+  group.communicator().backend().notify();
+}
+
+std::shared_ptr<SumSlot> SumSlots::free_slot(std::size_t bytes, const RankGroup& group) {
+  const auto fits = [bytes](const std::shared_ptr<SumSlot>& slot) { return slot->capacity >= bytes; };
+  const auto longest_free = [&] {
+    std::shared_ptr<SumSlot> found;
+    for (const std::shared_ptr<SumSlot>& slot : slots_) {
+      if (fits(slot) && !slot->in_use && (!found || slot->last < found->last)) found = slot;
+    }
+    return found;
+  };
+  if (std::ranges::count_if(slots_, fits) >= kLeastSlots) {
+    std::shared_ptr<SumSlot> found = longest_free();
+    if (!found) {
+      reclaim(group);
+      found = longest_free();
+    }
+    if (found) return found;
+  }
   auto slot = std::make_shared<SumSlot>();
   slot->capacity = std::bit_ceil(std::max<std::size_t>(bytes, 4096));
   CommBackend& backend = group.communicator().backend();
@@ -105,6 +128,7 @@ std::shared_ptr<SumSlot> SumSlots::give(const at::Tensor& part, const CallName& 
   }
   slot->header(own).shape = shape_hash(part);
   slot->in_use = true;
+  slot->last = ++starts_;
   store(slot->header(own).given, ++slot->sums);
   group.communicator().backend().notify();
   return slot;

@@ -22,7 +22,8 @@ namespace zeroth::libtorch {
 /// `taken` of the last sum for which this rank has read the parts of all ranks. A rank writes its part of sum n when
 /// all ranks have taken sum n-1, stores given = n, and rings; a reader waits for given >= n on all ranks, adds, and
 /// stores taken = n. The choice of a slot depends only on the starts and waits that this rank has made, which are the
-/// same on all ranks: so all use the same slots, and make new ones together.
+/// same on all ranks: so all use the same slots, and make new ones together. A sum that is never taken (its PendingSum
+/// is gone) keeps its slot until one is needed: then ranks ask each other which sums all of them have given up.
 struct SumSlot {
   struct Header {
     std::uint64_t given = 0;
@@ -35,6 +36,7 @@ struct SumSlot {
   PeerWindow window;
   std::size_t capacity = 0;  ///< bytes of a part
   std::uint64_t sums = 0;    ///< started so far
+  std::uint64_t last = 0;    ///< number of its last sum among all of the group
   bool in_use = false;       ///< started and not taken
 
   [[nodiscard]] Header& header(std::size_t rank) const;
@@ -52,11 +54,14 @@ class SumSlots {
   /// The sum of the parts in a slot; `like`: the own one.
   [[nodiscard]] at::Tensor take(SumSlot& slot, const at::Tensor& like, const CallName& name,
                                 const RankGroup& group) const;
+  [[nodiscard]] std::size_t size() const { return slots_.size(); }
 
  private:
   [[nodiscard]] std::shared_ptr<SumSlot> free_slot(std::size_t bytes, const RankGroup& group);
+  void reclaim(const RankGroup& group);
 
   std::vector<std::shared_ptr<SumSlot>> slots_;
+  std::uint64_t starts_ = 0;
 };
 
 }  // namespace zeroth::libtorch

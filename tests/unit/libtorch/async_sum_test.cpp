@@ -1,4 +1,5 @@
 // Sums that are started and taken later, and products in pieces whose sums overlap.
+#include "libtorch/parallel/sum_slots.h"
 #include "support/error_of.h"
 #include "support/torch_ranks.h"
 
@@ -14,6 +15,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -100,6 +102,19 @@ TEST(AsyncSum, AStartWaitsForNobody) {
       require(torch::equal(libtorch::reduce_from_group_async(torch::ones({8}), tp).wait(), torch::full({8}, 2.0)),
               "sum");
     }
+  });
+}
+
+TEST(AsyncSum, MemoryOfSumsThatNobodyTakesIsUsedAgain) {
+  on_group(2, [](const RankGroup& tp) {
+    std::optional<PendingSum> kept;
+    for (int turn = 0; turn < 20; ++turn) {
+      PendingSum given_up = libtorch::reduce_from_group_async(torch::ones({8}), tp);
+      if (turn == 10 && tp.rank() == 1) kept = given_up;  // by one rank only: not used again
+      const Tensor sum = libtorch::reduce_from_group_async(torch::full({8}, turn + 0.5), tp).wait();
+      require(torch::equal(sum, torch::full({8}, 2 * turn + 1.0)), "sum");
+    }
+    require(tp.sum_slots()->size() <= 4, std::to_string(tp.sum_slots()->size()) + " slots");
   });
 }
 

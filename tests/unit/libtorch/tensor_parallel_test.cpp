@@ -186,6 +186,15 @@ TEST(TensorParallel, AnEmbeddingIsLikeOneProcess) {
         (out * values({2, 4, 5}, 2)).sum().backward();
         require_close(embedding->weight.grad(), part_in(table.grad(), embedding->boxes()[0].second, embedding->weight),
                       "gradient");
+        // The same with slices of the sequence.
+        const VocabEmbedding sliced(table, tp, LinearCut{.sequence_dim = 1});
+        const auto own = [&](const Tensor& whole) {
+          return whole.split_with_sizes(slice_sizes(4, size), 1)[static_cast<std::size_t>(tp.rank())];
+        };
+        const Tensor part = sliced->forward(indices);
+        require(torch::equal(part, own(expected)), "own slice of the sequence");
+        (part * own(values({2, 4, 5}, 2))).sum().backward();
+        require_close(sliced->weight.grad(), part_in(table.grad(), sliced->boxes()[0].second, sliced->weight), "rows");
       });
     }
   }
