@@ -7,6 +7,7 @@
 #include <zeroth/parallel/slices.h>
 
 #include <ATen/TensorOperators.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
@@ -68,10 +69,11 @@ class ChunkedProduct : public torch::autograd::Function<ChunkedProduct> {
       std::shared_ptr<SumSlot> slot{};
     };
     std::vector<Piece> pieces;
-    at::Tensor out = at::empty({x.size(0), weight.size(0)}, x.options());
+    at::Tensor out;
     std::int64_t done = 0;
     const auto take_first = [&](std::size_t index) {
       const Piece piece = std::exchange(pieces[index], {});
+      if (!out.defined()) out = at::empty({x.size(0), weight.size(0)}, piece.part.options());  // autocast's dtype
       out.narrow(0, done, piece.part.size(0)).copy_(slots.take(*piece.slot, piece.part, kCallChunks, group));
       done += piece.part.size(0);
     };
@@ -89,8 +91,12 @@ class ChunkedProduct : public torch::autograd::Function<ChunkedProduct> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const variable_list saved = context->get_saved_variables();
     variable_list result(4);
-    if (context->needs_input_grad(0)) result[0] = gradients[0].matmul(saved[1]);
-    if (context->needs_input_grad(1)) result[1] = gradients[0].t().matmul(saved[0]);
+    const at::Tensor& x = saved[0];
+    const at::Tensor& weight = saved[1];
+    // Under autocast the three may have other dtypes.
+    const at::Tensor gradient = gradients[0].to(weight.scalar_type());
+    if (context->needs_input_grad(0)) result[0] = gradient.matmul(weight).to(x.scalar_type());
+    if (context->needs_input_grad(1)) result[1] = gradient.t().matmul(x.to(weight.scalar_type()));
     return result;
   }
 };
@@ -124,8 +130,8 @@ at::Tensor chunked_linear_reduce(const at::Tensor& x, const at::Tensor& weight, 
   require_exchangeable(x, group, kCallChunks, "x");
   require_exchangeable(weight, group, kCallChunks, "weight");
   if (chunks < 1) refuse(group, kCallChunks, "chunks", "there are no pieces", "1 or more", std::to_string(chunks));
-  if (weight.dim() != 2 || x.dim() < 1 || x.size(-1) != weight.size(1) || x.scalar_type() != weight.scalar_type() ||
-      !x.is_floating_point())
+  const bool same_dtype = x.scalar_type() == weight.scalar_type() || at::autocast::is_autocast_enabled(at::kCPU);
+  if (weight.dim() != 2 || x.dim() < 1 || x.size(-1) != weight.size(1) || !same_dtype || !x.is_floating_point())
     refuse(group, kCallChunks, "x", "the product of x and weight does not exist",
            "floating x [..., own features] and weight [out, own features]",
            c10::str(x.scalar_type(), " ", x.sizes(), " and ", weight.scalar_type(), " ", weight.sizes()));
