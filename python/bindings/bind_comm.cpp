@@ -3,6 +3,7 @@
 
 #include <zeroth/base/error.h>
 #include <zeroth/comm/mesh.h>
+#include <zeroth/comm/received.h>
 #include <zeroth/engine/settings.h>
 #include <zeroth/engine/world.h>
 #include <zeroth/libtorch/model_description.h>
@@ -18,6 +19,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -66,14 +68,23 @@ class Communicator {
   explicit Communicator(zeroth::Communicator group) : group_(std::move(group)) {}
 
   /// Throws kUsage in a forked child.
-  [[nodiscard]] const zeroth::Communicator& group() const {
+  [[nodiscard]] const libtorch::RankGroup& rank_group() const {
     require_owner();
-    return group_;
+    return rank_group_;
   }
 
   [[nodiscard]] int rank() const { return group_.rank(); }
   [[nodiscard]] int size() const { return group_.size(); }
   [[nodiscard]] const std::string& name() const { return group_.backend().group_name(); }
+
+  [[nodiscard]] std::uint64_t received_bytes() const { return zeroth::received_bytes(group_); }
+  [[nodiscard]] std::map<std::string, std::pair<std::uint64_t, std::uint64_t>> received() const {
+    std::map<std::string, std::pair<std::uint64_t, std::uint64_t>> kinds;
+    for (const auto& [kind, row] : received_by_kind(group_))
+      kinds.emplace(kind, std::pair(row.calls + row.one_sided_calls, row.bytes + row.one_sided_bytes));
+    return kinds;
+  }
+  void reset_received() const { zeroth::reset_received(group_); }
 
   at::Tensor all_reduce(const at::Tensor& tensor, const std::string& op, const MaybeTensor& out,
                         std::uint32_t tag) const {
@@ -320,6 +331,7 @@ class Communicator {
   }
 
   zeroth::Communicator group_;
+  libtorch::RankGroup rank_group_{group_, &rethrow_as_python};
   pid_t owner_ = ::getpid();
 };
 
@@ -357,7 +369,7 @@ libtorch::RankGroup rank_group_of(const py::handle& object) {
   if (!py::isinstance<Communicator>(object))
     throw py::type_error("group: expected a zeroth.Communicator, such as mesh.axis(\"tp\"), not " +
                          py::repr(py::type::of(object)).cast<std::string>());
-  return {object.cast<const Communicator&>().group(), &rethrow_as_python};
+  return object.cast<const Communicator&>().rank_group();
 }
 
 void bind_comm(py::module_& module) {
@@ -384,6 +396,9 @@ void bind_comm(py::module_& module) {
       .def("send_recv", &Communicator::send_recv, py::arg("tensor"), py::arg("to"), py::arg("out"), py::arg("source"),
            py::kw_only(), py::arg("tag") = 0, NoGil())
       .def("barrier", &Communicator::barrier, py::arg("name") = "", py::kw_only(), py::arg("tag") = 0, NoGil())
+      .def_property_readonly("received_bytes", &Communicator::received_bytes)
+      .def("received", &Communicator::received)
+      .def("reset_received", &Communicator::reset_received)
       .def_property_readonly("rank", &Communicator::rank)
       .def_property_readonly("size", &Communicator::size)
       .def_property_readonly("name", &Communicator::name)
@@ -406,6 +421,8 @@ void bind_comm(py::module_& module) {
           py::arg("names"), py::keep_alive<0, 1>())
       .def_property_readonly("world", py::cpp_function([](const Mesh& self) { return Communicator(self.world()); },
                                                        py::keep_alive<0, 1>()))
+      .def("received", &Mesh::received)
+      .def("reset_received", &Mesh::reset_received)
       .def("size", &Mesh::size, py::arg("axis"))
       .def("coordinate", &Mesh::coordinate, py::arg("axis"))
       .def_property_readonly("sizes",

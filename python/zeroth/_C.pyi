@@ -342,6 +342,10 @@ class Mesh:
     @property
     def world(self) -> Communicator:
         """All ranks."""
+    def received(self) -> dict[str, int]:
+        """Payload bytes that this rank has received along each axis. An axis of all ranks counts the world's calls, too."""
+    def reset_received(self) -> None:
+        """Forgets what was counted in all groups of the mesh."""
     def size(self, axis: str) -> int: ...
     def coordinate(self, axis: str) -> int:
         """Of this rank, from 0."""
@@ -365,6 +369,12 @@ class Communicator:
     @property
     def name(self) -> str:
         """ "world/mesh0/tp", as in errors."""
+    @property
+    def received_bytes(self) -> int:
+        """Payload bytes that this rank has received in this group since it was made or reset."""
+    def received(self) -> dict[str, tuple[int, int]]:
+        """Calls and bytes of each kind of call: {"all_reduce": (2, 4096)}."""
+    def reset_received(self) -> None: ...
     def all_reduce(
         self, tensor: torch.Tensor, op: str = "sum", *, out: torch.Tensor | None = None, tag: int = 0
     ) -> torch.Tensor:
@@ -497,6 +507,68 @@ def ring_shift(tensors: Sequence[torch.Tensor], group: Communicator, by: int = 1
 
 def slice_sizes(elements: int, ranks: int) -> list[int]:
     """As equal as can be: the first elements % ranks ranks have one more."""
+
+def vocab_cross_entropy(
+    local_logits: torch.Tensor,
+    targets: torch.Tensor,
+    group: Communicator,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    vocab_sizes: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """Cross entropy of logits of which each rank has those of a part of the vocabulary: local_logits [..., own vocabulary] floating,
+    targets [...] int64, the same on all ranks. The loss is alike on all ranks: "mean" over the targets that are not ignore_index, "sum", or
+    "none": [...]; float32 for 16-bit logits. Logits never move: two all_reduces of 1 and 2 numbers a target. vocab_sizes: of each rank, else
+    all as this one. (Megatron-LM.)"""
+
+class PendingSum:
+    """A sum over ranks under way."""
+
+    def wait(self) -> torch.Tensor:
+        """Blocks until all ranks have started it. The sum, with x's gradient as it is; the same tensor each time."""
+
+def reduce_from_group_async(x: torch.Tensor, group: Communicator) -> PendingSum:
+    """Starts reduce_from_group(x): on ranks of one node no rank waits for another before wait(), elsewhere the call is made there. All ranks
+    start, and take, the same sums in the same order. Do not write to x meanwhile. Hold one Communicator: each shares memory of its own."""
+
+def chunked_linear_reduce(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, chunks: int, group: Communicator
+) -> torch.Tensor:
+    """reduce_from_group(linear(x, weight)) + bias in pieces of x's rows: the sum of one is under way while the next is computed. x
+    [..., own features], weight [out, own features], bias [out]. The gradients do not depend on the chunks; the value only as far as the
+    product of a row depends on the rows beside it."""
+
+class Sbp:
+    """How one logical tensor lies on the ranks of a group: S(dim) rank r has slice r, B every rank has it, P it is the sum of what the
+    ranks have. (OneFlow.)"""
+
+    @staticmethod
+    def split(dim: int) -> Sbp: ...
+    @staticmethod
+    def broadcast() -> Sbp: ...
+    @staticmethod
+    def partial() -> Sbp: ...
+    def gradient(self, gradients_alike: bool = False) -> Sbp:
+        """How its gradient lies: of S(dim) like S(dim), of P like B, of B like P, or like B where all ranks have the same gradient."""
+
+def redistribute(
+    x: torch.Tensor,
+    source: Sbp,
+    to: Sbp,
+    group: Communicator,
+    *,
+    source_sizes: Sequence[int] | None = None,
+    to_sizes: Sequence[int] | None = None,
+    gradients_alike: bool = False,
+) -> torch.Tensor:
+    """This rank's share of a tensor that lies as `source` says, laid as `to` says, by the cheapest call: S to B all_gather, P to B
+    all_reduce, P to S reduce_scatter, S to another S all_to_all, the others none. source_sizes: of the slices, else all as this one;
+    to_sizes: else slice_sizes(). The gradient goes the reverse way; gradients_alike: gradients of broadcast tensors are the same on all
+    ranks, not each rank's part."""
+
+def conversion_bytes(source: Sbp, to: Sbp, shape: Sequence[int], element_bytes: int, ranks: int) -> int:
+    """Bytes that all ranks together receive in redistribute() of a tensor of this whole shape."""
 
 class FirstOffender:
     """Where the first non-finite gradient of a step came from."""

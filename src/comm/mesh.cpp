@@ -1,5 +1,6 @@
 #include <zeroth/base/text.h>
 #include <zeroth/comm/mesh.h>
+#include <zeroth/comm/received.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -116,6 +117,17 @@ Communicator Mesh::axes(std::span<const std::string> names) {
   auto found = groups_.find(chosen);
   if (found == groups_.end()) found = groups_.emplace(chosen, make_group(names)).first;
   return Communicator(found->second);
+}
+
+std::map<std::string, std::uint64_t> Mesh::received() const {
+  std::map<std::string, std::uint64_t> bytes;
+  for (const MeshAxis& one : spec().axes) bytes.emplace(one.name, received_bytes(axis(one.name)));
+  return bytes;
+}
+
+void Mesh::reset_received() const {
+  for (const auto& [chosen, group] : groups_) zeroth::reset_received(Communicator(group));
+  zeroth::reset_received(world());
 }
 
 /// A group of everybody is the world's own group.

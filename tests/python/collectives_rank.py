@@ -10,9 +10,12 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import zeroth
@@ -241,6 +244,152 @@ def check_shift(group: zeroth.Communicator) -> None:
     assert parallel.ring_shift([], group) == []
 
 
+def check_bytes(mesh: zeroth.Mesh) -> None:
+    """What a rank receives is what the transport documents, counted for each axis."""
+    mesh.reset_received()
+    assert set(mesh.received().values()) == {0} and mesh.axis("tp").received() == {}
+    for name in ("dp", "tp"):
+        axis = mesh.axis(name)
+        for elements in (256, 8192):  # one phase and two
+            axis.reset_received()
+            x = torch.ones(elements, dtype=torch.float64, requires_grad=True)
+            y = parallel.all_reduce(x, axis)
+            once = (
+                8
+                * elements
+                * (axis.size - 1)
+                * (1 if 8 * elements <= 8192 else 2)
+                // (1 if elements == 256 else axis.size)
+            )
+            assert axis.received() == {"all_reduce": (1, once)}, (axis.received(), once)
+            y.sum().backward()
+            assert axis.received() == {"all_reduce": (2, 2 * once)}, axis.received()
+            axis.reset_received()
+            parallel.all_to_all(x, 0, 0, axis)
+            assert axis.received_bytes == 8 * elements * (axis.size - 1) // axis.size
+            parallel.all_gather(x.detach(), 0, axis)
+            parallel.reduce_scatter(x.detach(), 0, axis)
+            parallel.ring_shift([x.detach()], axis)
+            got = {kind: count for kind, (_, count) in axis.received().items()}
+            part = 8 * elements // axis.size
+            assert got["all_gather"] == 8 * elements * (axis.size - 1) and got["recv"] == 8 * elements, got
+            assert got["reduce_scatter"] == part * (axis.size - 1), got
+    other = mesh.received()["tp"]
+    assert mesh.received() == {"dp": mesh.axis("dp").received_bytes, "tp": other, "one": 0}, mesh.received()
+    mesh.axis("dp").reset_received()
+    assert mesh.received() == {"dp": 0, "tp": other, "one": 0}, mesh.received()
+
+
+def check_loss(tp: zeroth.Communicator) -> None:
+    """The loss of logits that ranks share, also of bfloat16 and with other reductions."""
+    logits = (values(0, (2, 3, 7), turn=10) / 3).requires_grad_()
+    targets = torch.tensor([[0, 6, 3], [-100, 5, 4]])
+    sizes = parallel.slice_sizes(7, tp.size)
+    for reduction in ("mean", "sum", "none"):
+        flat = torch.nn.functional.cross_entropy(logits.reshape(6, 7), targets.reshape(6), reduction=reduction)
+        (expected,) = torch.autograd.grad(flat.sum(), logits)
+        own = logits.detach().split(sizes, -1)[tp.rank].clone().requires_grad_()
+        loss = parallel.vocab_cross_entropy(own, targets, tp, reduction=reduction, vocab_sizes=sizes)
+        torch.testing.assert_close(loss, flat.view(2, 3) if reduction == "none" else flat, rtol=1e-12, atol=1e-12)
+        loss.sum().backward()
+        torch.testing.assert_close(own.grad, expected.split(sizes, -1)[tp.rank], rtol=1e-12, atol=1e-12)
+    half = logits.detach().split(sizes, -1)[tp.rank].bfloat16().requires_grad_()
+    loss = parallel.vocab_cross_entropy(half, targets, tp, vocab_sizes=sizes)
+    assert loss.dtype == torch.float32 and not loss.isnan()
+    assert torch.autograd.grad(loss, half)[0].dtype == torch.bfloat16
+    assert parallel.vocab_cross_entropy(half, targets * 0 - 100, tp, vocab_sizes=sizes).isnan()
+    with refused("USAGE", "there is no such reduction.*mean, sum or none"):
+        parallel.vocab_cross_entropy(half, targets, tp, reduction="max")
+
+
+def check_pending(group: zeroth.Communicator) -> None:
+    """Sums that are taken later, in plain code and inside a checkpointed region."""
+    x = [values(rank, (3, 4), turn=11) for rank in range(group.size)]
+    other = [values(rank, (2,), torch.bfloat16, turn=12) for rank in range(group.size)]
+    leaf = x[group.rank].clone().requires_grad_()
+
+    def block(leaf: torch.Tensor) -> torch.Tensor:
+        first = parallel.reduce_from_group_async(leaf * 2, group)
+        second = parallel.reduce_from_group_async(other[group.rank], group)
+        same(second.wait(), total(other))
+        return first.wait()
+
+    for held in (False, True):
+        leaf.grad = None
+        y = checkpoint(block, leaf, use_reentrant=False) if held else block(leaf)
+        same(y.detach(), 2 * total(x))
+        y.backward(x[0])
+        same(leaf.grad, 2 * x[0])
+    weight = values(group.rank, (5, 4), turn=13)
+    bias = values(0, (5,), turn=14)
+    expected = total([x[rank] @ values(rank, (5, 4), turn=13).T for rank in range(group.size)]) + bias
+    for chunks in (1, 2, 5):
+        same(parallel.chunked_linear_reduce(x[group.rank], weight, bias, chunks, group), expected)
+    own = [x[group.rank].float().requires_grad_(), weight.float().requires_grad_()]
+    with torch.autocast("cpu", torch.bfloat16):  # small integers: exact
+        y = parallel.chunked_linear_reduce(own[0].bfloat16(), own[1], None, 2, group)
+    assert y.dtype == torch.bfloat16
+    same(y.double(), expected - bias)
+    y.sum().backward()
+    same(own[0].grad, own[1].detach().sum(0).expand(3, 4))
+
+
+def laid(whole: torch.Tensor, sbp: parallel.Sbp, group: zeroth.Communicator, turn: int) -> torch.Tensor:
+    """This rank's share of a tensor."""
+    if sbp == parallel.Broadcast:
+        return whole.clone()
+    if sbp == parallel.Partial:
+        parts = [values(rank, whole.shape, whole.dtype, turn) for rank in range(1, group.size)]
+        rest = whole - total(parts) if parts else whole.clone()
+        return rest if group.rank == 0 else parts[group.rank - 1]
+    dim = 0 if sbp == parallel.Split(0) else 1
+    return whole.split(parallel.slice_sizes(whole.shape[dim], group.size), dim)[group.rank].contiguous()
+
+
+def check_conversions(group: zeroth.Communicator) -> None:
+    """All nine conversions, with slices of two sizes: shares, shares of gradients, and bytes."""
+    ways = (parallel.Split(0), parallel.Split(1), parallel.Broadcast, parallel.Partial)
+    shape = (37, 38)  # more than 8 KiB
+    whole, gradient = values(0, shape, turn=5), values(0, shape, turn=6)
+    for source in ways:
+        for to in ways:
+            for alike in (False, True):
+                sizes = None
+                if source in ways[:2]:
+                    sizes = parallel.slice_sizes(shape[ways.index(source)], group.size)
+
+                def convert(x: torch.Tensor, source: parallel.Sbp = source, to: parallel.Sbp = to) -> torch.Tensor:
+                    return parallel.redistribute(x, source, to, group, source_sizes=sizes, gradients_alike=alike)
+
+                def received() -> int:
+                    together = torch.tensor([group.received_bytes])
+                    group.all_reduce(together)
+                    group.reset_received()
+                    return int(together.item())
+
+                x = laid(whole, source, group, 7).requires_grad_()
+                group.reset_received()
+                y = convert(x)
+                assert received() == parallel.conversion_bytes(source, to, shape, 8, group.size), (source, to)
+                together = y.detach().clone()
+                if to == parallel.Partial:
+                    group.all_reduce(together)
+                same(together, laid(whole, to if to != parallel.Partial else parallel.Broadcast, group, 8))
+                grad_to, grad_source = to.gradient(alike), source.gradient(alike)
+                group.reset_received()
+                (x_grad,) = torch.autograd.grad(y, x, laid(gradient, grad_to, group, 9))
+                assert received() == parallel.conversion_bytes(grad_to, grad_source, shape, 8, group.size), (source, to)
+                if grad_source == parallel.Partial:
+                    group.all_reduce(x_grad)
+                    grad_source = parallel.Broadcast
+                same(x_grad, laid(gradient, grad_source, group, 9))
+    x = whole[:1]
+    with refused("USAGE", "does not have this dim.*to of redistribute"):
+        parallel.redistribute(x, parallel.Broadcast, parallel.Split(2), group)
+    with refused("USAGE", "slice is not the dim.*source_sizes of redistribute"):
+        parallel.redistribute(x, parallel.Split(0), parallel.Broadcast, group, source_sizes=[2] * group.size)
+
+
 def check_model(tp: zeroth.Communicator) -> None:
     """A column-parallel and a row-parallel layer are like one process."""
     full = [values(0, (6, 4), turn=2).requires_grad_(), values(0, (3, 6), turn=3).requires_grad_()]
@@ -265,6 +414,69 @@ def check_model(tp: zeroth.Communicator) -> None:
             assert one.grad is not None and whole.grad is not None
             torch.testing.assert_close(one.grad, whole.grad.chunk(tp.size, dim)[tp.rank], rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(leaf.grad, expected_x, rtol=1e-12, atol=1e-12)
+
+
+def check_gil(group: zeroth.Communicator) -> None:
+    """Other threads of this process run while it waits, in forward, in backward, and for a sum."""
+    turns, ended = [0], threading.Event()
+
+    def turn() -> None:
+        while not ended.wait(0.005):
+            turns[0] += 1
+
+    def waits(call: Callable[[], object]) -> None:
+        group.barrier()
+        if group.rank == 0:
+            time.sleep(0.1)
+        turns[0] = 0
+        call()
+        assert group.rank == 0 or turns[0] >= 3, turns
+
+    thread = threading.Thread(target=turn)
+    thread.start()
+    try:
+        x = torch.zeros(3, requires_grad=True)
+        waits(lambda: parallel.all_reduce(x, group))
+        y = parallel.copy_to_group(x, group).sum()
+        waits(lambda: y.backward())
+        waits(lambda: parallel.reduce_from_group_async(x, group).wait())
+    finally:
+        ended.set()
+        thread.join()
+
+
+class Cut(nn.Module):
+    """A linear layer of which every rank computes a part of the outputs, with weights that an engine may shard."""
+
+    def __init__(self, group: zeroth.Communicator | None) -> None:
+        super().__init__()
+        self.group = group
+        self.linear = nn.Linear(6, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.group is None:
+            return torch.tanh(self.linear(x))
+        own = parallel.split_to_group(self.linear.weight, 0, self.group)
+        bias = parallel.split_to_group(self.linear.bias, 0, self.group)
+        out = torch.tanh(nn.functional.linear(parallel.copy_to_group(x, self.group), own, bias))
+        return parallel.gather_from_group(out, -1, self.group)
+
+
+def check_beside_an_engine(world: zeroth.World, group: zeroth.Communicator) -> None:
+    """Calls stand between the units of a sharded model, whose engine makes calls of its own."""
+    losses = []
+    for cut in (None, group):
+        torch.manual_seed(2)
+        model = nn.Sequential(Cut(cut), nn.Linear(8, 6), Cut(cut), nn.Linear(8, 1))
+        config = {"zero_optimization": {"stage": 3}, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
+        engine = zeroth.Engine(model, config, world=world, log_level="off")
+        for step in range(3):
+            loss = engine(values(0, (4, 6), torch.float32, 20 + step)).square().mean()
+            engine.backward(loss)
+            assert engine.step().committed
+            losses.append(loss.detach())
+    torch.testing.assert_close(torch.stack(losses[3:]), torch.stack(losses[:3]), rtol=1e-5, atol=1e-6)
+    assert losses[2] < losses[0], losses
 
 
 def check_refusals(group: zeroth.Communicator) -> None:
@@ -361,6 +573,14 @@ def main() -> None:
                 raise AssertionError(f"{case.name} in {group}: {error}") from error
         check_shift(group)
     check_model(mesh.axis("tp"))
+    check_bytes(mesh)
+    check_loss(mesh.axis("tp"))
+    check_loss(mesh.world)
+    check_pending(mesh.axis("dp"))
+    check_gil(mesh.world)
+    check_beside_an_engine(world, mesh.world)
+    check_pending(mesh.axis("one"))
+    check_conversions(mesh.world)
     check_refusals(mesh.axis("tp"))
     check_alone(mesh.axis("one"))
     print("every call: ok", flush=True)

@@ -47,6 +47,8 @@ class TrafficTable final : public TrafficObserver {
   /// One line per group and kind.
   [[nodiscard]] std::string text() const;
   void reset();
+  /// Forgets one group.
+  void reset(std::string_view group);
 
  private:
   using Rows = std::array<TrafficRow, kNumCollectiveKinds>;
@@ -105,6 +107,8 @@ class CountingBackend final : public ForwardingBackend {
   CountingBackend(std::unique_ptr<CommBackend> inner, std::shared_ptr<TrafficTable> table);
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override;
   [[nodiscard]] const TrafficTable& table() const { return *table_; }
+  /// Forgets what was counted in this group.
+  void reset() const { table_->reset(group_name()); }
 
  private:
   std::shared_ptr<TrafficTable> table_;

@@ -4,6 +4,7 @@
 
 #include <zeroth/comm/communicator.h>
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <span>
@@ -80,6 +81,11 @@ class Mesh {
   /// The ranks that differ along these axes only, as one flat group in world order. The first call with a list is
   /// collective over the world and blocks.
   [[nodiscard]] Communicator axes(std::span<const std::string> names);
+  /// Payload bytes that this rank has received along each axis (received.h). An axis of all ranks counts world()'s
+  /// calls as well; calls of axes() with several names are counted in their group.
+  [[nodiscard]] std::map<std::string, std::uint64_t> received() const;
+  /// Forgets what was counted in all groups of the mesh.
+  void reset_received() const;
 
  private:
   [[nodiscard]] std::shared_ptr<CommBackend> make_group(std::span<const std::string> axes);

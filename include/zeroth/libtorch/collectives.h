@@ -30,7 +30,7 @@
 // regions. Gradients of gradients are the same calls.
 //
 // `dim`, `split_dim`, `concat_dim` count from the end if negative. `sizes`: how many indices along the dim each rank
-// has, in rank order.
+// has, in rank order. slice_sizes() (zeroth/parallel/slices.h) makes them as equal as can be.
 //
 // Ref: Shoeybi et al. 2019, "Megatron-LM", section 3 (f and g). Jacobs et al. 2023, "DeepSpeed Ulysses" (all_to_all of
 // sequence and heads).
@@ -47,9 +47,6 @@
 namespace zeroth::libtorch {
 
 using SliceSizes = std::optional<std::vector<std::int64_t>>;
-
-/// Slices of `elements` indices for `ranks` ranks, as equal as can be: the first elements % ranks have one more.
-[[nodiscard]] std::vector<std::int64_t> slice_sizes(std::int64_t elements, int ranks);
 
 [[nodiscard]] at::Tensor copy_to_group(const at::Tensor& x, const RankGroup& group);
 [[nodiscard]] at::Tensor reduce_from_group(const at::Tensor& x, const RankGroup& group);

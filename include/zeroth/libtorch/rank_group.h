@@ -5,10 +5,13 @@
 #include <zeroth/comm/communicator.h>
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 
 namespace zeroth::libtorch {
+
+class SumSlots;
 
 /// A Communicator, and what an error in backward is turned into. Cheap to copy; copies share the group. A graph of
 /// autograd keeps the groups of its nodes.
@@ -30,10 +33,17 @@ class RankGroup {
   }
   [[nodiscard]] const Communicator& communicator() const { return communicator_; }
   [[nodiscard]] const Rethrow& rethrow() const { return rethrow_; }
+  /// Memory for reduce_from_group_async(), made by its first call. Copies share it; other RankGroups of the same
+  /// Communicator have their own, so hold one RankGroup a group.
+  [[nodiscard]] std::shared_ptr<SumSlots>& sum_slots() const { return state_->sum_slots; }
 
  private:
   Communicator communicator_;
   Rethrow rethrow_;
+  struct State {
+    std::shared_ptr<SumSlots> sum_slots{};
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
 }  // namespace zeroth::libtorch

@@ -23,53 +23,69 @@ block, may stand inside torch.utils.checkpoint, and return `x` itself in a group
 """
 
 from zeroth._C import (
+    PendingSum,
+    Sbp,
     all_gather,
     all_reduce,
     all_to_all,
+    chunked_linear_reduce,
+    conversion_bytes,
     copy_to_group,
     gather_from_group,
+    redistribute,
     reduce_from_group,
+    reduce_from_group_async,
     reduce_scatter,
     ring_shift,
     slice_sizes,
     split_to_group,
+    vocab_cross_entropy,
 )
-
-from zeroth.parallel.parallelize import Parallel, parallelize
-from zeroth.parallel.tensor import ColumnLinear, RowLinear, VocabEmbedding
-from zeroth.parallel.tensor_plan import Share, TensorPlan, find_plan
 from zeroth.parallel.grid import grid_attention
 from zeroth.parallel.heads import HeadSplit, split_heads
 from zeroth.parallel.layout import SequenceLayout, contiguous, on_grid, zigzag
 from zeroth.parallel.masks import SequenceMask, documents_of, documents_of_boundaries
+from zeroth.parallel.parallelize import Parallel, parallelize
 from zeroth.parallel.ring import ring_attention
+from zeroth.parallel.sbp import Broadcast, Partial, Split
 from zeroth.parallel.split import SplitModel, split_sequence
+from zeroth.parallel.tensor import ColumnLinear, RowLinear, VocabEmbedding
+from zeroth.parallel.tensor_plan import Share, TensorPlan, find_plan
 from zeroth.parallel.ulysses import ulysses_attention
 
 __all__ = [
+    "Broadcast",
     "ColumnLinear",
     "HeadSplit",
     "Parallel",
+    "Partial",
+    "PendingSum",
     "RowLinear",
+    "Sbp",
     "SequenceLayout",
     "SequenceMask",
     "Share",
+    "Split",
     "SplitModel",
     "TensorPlan",
     "VocabEmbedding",
     "all_gather",
     "all_reduce",
     "all_to_all",
+    "chunked_linear_reduce",
     "contiguous",
+    "conversion_bytes",
     "copy_to_group",
     "documents_of",
-    "find_plan",
     "documents_of_boundaries",
+    "find_plan",
     "gather_from_group",
     "grid_attention",
     "on_grid",
     "parallelize",
+    "redistribute",
     "reduce_from_group",
+    "reduce_from_group_async",
     "reduce_scatter",
     "ring_attention",
     "ring_shift",
@@ -78,5 +94,6 @@ __all__ = [
     "split_sequence",
     "split_to_group",
     "ulysses_attention",
+    "vocab_cross_entropy",
     "zigzag",
 ]

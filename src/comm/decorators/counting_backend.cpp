@@ -84,6 +84,11 @@ void TrafficTable::reset() {
   control_bytes_ = 0;
 }
 
+void TrafficTable::reset(std::string_view group) {
+  const std::lock_guard lock(mutex_);
+  if (const auto found = groups_.find(group); found != groups_.end()) groups_.erase(found);
+}
+
 CountingBackend::CountingBackend(std::unique_ptr<CommBackend> inner, std::shared_ptr<TrafficTable> table)
     : ForwardingBackend(std::move(inner)), table_(std::move(table)) {
   this->inner().set_observer(table_);

@@ -6,7 +6,6 @@
 #include <c10/util/StringUtil.h>
 
 #include <cstdint>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -23,30 +22,6 @@ constexpr CallName kCallAllGather{.call = "all_gather", .number = 6};
 constexpr CallName kCallReduceScatter{.call = "reduce_scatter", .number = 7};
 constexpr CallName kCallAllToAll{.call = "all_to_all", .number = 8};
 
-/// Sizes that cut all of a dim.
-std::vector<std::int64_t> sizes_of_whole(const at::Tensor& x, std::int64_t dim, const SliceSizes& sizes,
-                                         const RankGroup& group, const CallName& name,
-                                         std::string_view argument = "sizes") {
-  if (!sizes) return slice_sizes(x.size(dim), group.size());
-  require_one_a_rank(*sizes, group, name, argument);
-  if (sum_of_sizes(*sizes) != x.size(dim))
-    refuse(group, name, argument, "the slices of all ranks are not the dim of the tensor",
-           c10::str(x.size(dim), " in all, along dim ", dim), c10::str(at::IntArrayRef(*sizes)));
-  return *sizes;
-}
-
-/// Sizes of which this rank's is that of the tensor.
-std::vector<std::int64_t> sizes_with_own(const at::Tensor& x, std::int64_t dim, const SliceSizes& sizes,
-                                         const RankGroup& group, const CallName& name,
-                                         std::string_view argument = "sizes") {
-  if (!sizes) return std::vector<std::int64_t>(static_cast<std::size_t>(group.size()), x.size(dim));
-  require_one_a_rank(*sizes, group, name, argument);
-  if ((*sizes)[static_cast<std::size_t>(group.rank())] != x.size(dim))
-    refuse(group, name, argument, "this rank's slice is not the dim of the tensor",
-           c10::str(x.size(dim), " for rank ", group.rank(), ", along dim ", dim), c10::str(at::IntArrayRef(*sizes)));
-  return *sizes;
-}
-
 at::Tensor sum(const at::Tensor& x, const RankGroup& group, const CallName& name, LinearMap forward,
                LinearMap backward) {
   require_exchangeable(x, group, name);
@@ -58,7 +33,7 @@ at::Tensor cut(const at::Tensor& x, std::int64_t dim, const RankGroup& group, co
                const CallName& name, LinearMap forward) {
   require_exchangeable(x, group, name);
   const std::int64_t from_0 = dim_of(x, dim, group, name);
-  std::vector<std::int64_t> slices = sizes_of_whole(x, from_0, sizes, group, name);
+  std::vector<std::int64_t> slices = sizes_of_whole(x.size(from_0), from_0, sizes, group, name, "sizes");
   if (group.size() == 1) return x;
   return apply_linear(x, {.group = group,
                           .name = name,
@@ -72,7 +47,7 @@ at::Tensor join(const at::Tensor& x, std::int64_t dim, const RankGroup& group, c
                 const CallName& name, LinearMap backward) {
   require_exchangeable(x, group, name);
   const std::int64_t from_0 = dim_of(x, dim, group, name);
-  std::vector<std::int64_t> slices = sizes_with_own(x, from_0, sizes, group, name);
+  std::vector<std::int64_t> slices = sizes_with_own(x, from_0, sizes, group, name, "sizes");
   if (group.size() == 1) return x;
   return apply_linear(x, {.group = group,
                           .name = name,
@@ -83,12 +58,6 @@ at::Tensor join(const at::Tensor& x, std::int64_t dim, const RankGroup& group, c
 }
 
 }  // namespace
-
-std::vector<std::int64_t> slice_sizes(std::int64_t elements, int ranks) {
-  std::vector<std::int64_t> sizes(static_cast<std::size_t>(ranks), elements / ranks);
-  for (std::int64_t rank = 0; rank < elements % ranks; ++rank) ++sizes[static_cast<std::size_t>(rank)];
-  return sizes;
-}
 
 at::Tensor copy_to_group(const at::Tensor& x, const RankGroup& group) {
   return sum(x, group, kCallCopy, LinearMap::kIdentity, LinearMap::kSum);
@@ -126,7 +95,8 @@ at::Tensor all_to_all(const at::Tensor& x, std::int64_t split_dim, std::int64_t 
   if (split == concat && split_sizes.has_value() != concat_sizes.has_value())
     refuse(group, kCallAllToAll, split_sizes ? "concat_sizes" : "split_sizes", "slices of any size need both lists",
            "the sizes of the slices for each rank and from each rank", "None");
-  std::vector<std::int64_t> given = sizes_of_whole(x, split, split_sizes, group, kCallAllToAll, "split_sizes");
+  std::vector<std::int64_t> given =
+      sizes_of_whole(x.size(split), split, split_sizes, group, kCallAllToAll, "split_sizes");
   const auto own = static_cast<std::size_t>(group.rank());
   std::vector<std::int64_t> taken;
   if (split != concat) {

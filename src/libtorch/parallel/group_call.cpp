@@ -3,6 +3,7 @@
 #include <zeroth/base/error.h>
 #include <zeroth/comm/collective.h>
 #include <zeroth/libtorch/model_description.h>
+#include <zeroth/parallel/slices.h>
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -101,7 +102,7 @@ std::vector<std::int64_t> counts_of(at::IntArrayRef shape, std::int64_t dim, Siz
 }
 
 /// The error of a transport, with the call that the user made.
-Error with_name(const Error& error, const CallName& name, const std::string& what) {
+Error named_error(const Error& error, const CallName& name, const std::string& what) {
   ErrorContext context = error.context();
   const std::string call = name.text() + " of " + what;
   context.which = context.which.empty() ? call : call + "; " + context.which;
@@ -112,16 +113,27 @@ Error with_name(const Error& error, const CallName& name, const std::string& wha
   return Error(error.code(), error.message(), std::move(context));
 }
 
-/// An exception that is no Error (Ctrl-C in a wait) separates this rank from the others for good: they hear of it.
 void run(std::span<const Collective> calls, const RankGroup& group, const CallName& name, const at::Tensor& x) {
+  with_name_of(group, name, x, [&] { group.communicator().batch(calls); });
+}
+
+}  // namespace
+
+std::int64_t sum_of_sizes(SizeSpan sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
+}
+
+void with_name_of(const RankGroup& group, const CallName& name, const at::Tensor& x,
+                  const std::function<void()>& call) {
   std::optional<Error> named;
   try {
-    group.communicator().batch(calls);
+    call();
     return;
   } catch (const Error& error) {
     if (typeid(error) != typeid(Error)) throw;  // the verdict about the job names its cause
-    named = with_name(error, name, c10::str(name_of(*dtype_of(x.scalar_type())), " ", x.sizes()));
+    named = named_error(error, name, c10::str(name_of(*dtype_of(x.scalar_type())), " ", x.sizes()));
   } catch (...) {
+    // An exception that is no Error (Ctrl-C in a wait) separates this rank from the others for good: they hear of it.
     group.communicator().backend().abort(
         Error(ErrorCode::kAborted, "a call of all ranks was interrupted there",
               {.where = "libtorch.collectives", .who = group.who(), .which = name.text()}));
@@ -129,12 +141,6 @@ void run(std::span<const Collective> calls, const RankGroup& group, const CallNa
   }
   if (name.is_backward && group.rethrow()) group.rethrow()(*named);
   throw *named;
-}
-
-}  // namespace
-
-std::int64_t sum_of_sizes(SizeSpan sizes) {
-  return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
 }
 
 std::string CallName::text() const {
@@ -186,6 +192,26 @@ void require_one_a_rank(const std::vector<std::int64_t>& sizes, const RankGroup&
   if (!valid)
     refuse(group, name, argument, "sizes are not one a rank", std::to_string(group.size()) + " sizes, from 0",
            c10::str(at::IntArrayRef(sizes)));
+}
+
+std::vector<std::int64_t> sizes_of_whole(std::int64_t elements, std::int64_t dim, const SliceSizes& sizes,
+                                         const RankGroup& group, const CallName& name, std::string_view argument) {
+  if (!sizes) return slice_sizes(elements, group.size());
+  require_one_a_rank(*sizes, group, name, argument);
+  if (sum_of_sizes(*sizes) != elements)
+    refuse(group, name, argument, "the slices of all ranks are not the dim of the tensor",
+           c10::str(elements, " in all, along dim ", dim), c10::str(at::IntArrayRef(*sizes)));
+  return *sizes;
+}
+
+std::vector<std::int64_t> sizes_with_own(const at::Tensor& x, std::int64_t dim, const SliceSizes& sizes,
+                                         const RankGroup& group, const CallName& name, std::string_view argument) {
+  if (!sizes) return std::vector<std::int64_t>(static_cast<std::size_t>(group.size()), x.size(dim));
+  require_one_a_rank(*sizes, group, name, argument);
+  if ((*sizes)[static_cast<std::size_t>(group.rank())] != x.size(dim))
+    refuse(group, name, argument, "this rank's slice is not the dim of the tensor",
+           c10::str(x.size(dim), " for rank ", group.rank(), ", along dim ", dim), c10::str(at::IntArrayRef(*sizes)));
+  return *sizes;
 }
 
 OwnPart own_part(SizeSpan sizes, int rank) {

@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -30,6 +31,10 @@ struct CallName {
 [[noreturn]] void refuse(const RankGroup& group, const CallName& name, std::string_view argument,
                          const std::string& message, std::string expected, std::string got, std::string hint = {});
 
+/// Runs a call of the group with `x`: errors of the transport get the name of the call, and are thrown as the group's
+/// Rethrow has them in backward; other ranks hear of any other exception.
+void with_name_of(const RankGroup& group, const CallName& name, const at::Tensor& x, const std::function<void()>& call);
+
 /// Refuses what ranks cannot exchange.
 void require_exchangeable(const at::Tensor& x, const RankGroup& group, const CallName& name,
                           std::string_view argument = "x");
@@ -39,6 +44,15 @@ void require_exchangeable(const at::Tensor& x, const RankGroup& group, const Cal
 /// Refuses sizes that are not one a rank, from 0.
 void require_one_a_rank(const std::vector<std::int64_t>& sizes, const RankGroup& group, const CallName& name,
                         std::string_view argument);
+
+/// Sizes that cut all `elements` indices of a dim; without `sizes` slice_sizes(). Refuses others.
+[[nodiscard]] std::vector<std::int64_t> sizes_of_whole(std::int64_t elements, std::int64_t dim, const SliceSizes& sizes,
+                                                       const RankGroup& group, const CallName& name,
+                                                       std::string_view argument);
+/// Sizes of which this rank's is that of x along `dim`; without `sizes` that of x for all. Refuses others.
+[[nodiscard]] std::vector<std::int64_t> sizes_with_own(const at::Tensor& x, std::int64_t dim, const SliceSizes& sizes,
+                                                       const RankGroup& group, const CallName& name,
+                                                       std::string_view argument);
 
 /// The calls. Arguments have been checked; results are new, contiguous tensors without a gradient. They block.
 [[nodiscard]] at::Tensor sum_over(const at::Tensor& x, const RankGroup& group, const CallName& name,

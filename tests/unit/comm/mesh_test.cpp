@@ -1,9 +1,15 @@
 #include "support/thread_ranks.h"
 
+#include <zeroth/comm/decorators.h>
 #include <zeroth/comm/mesh.h>
+#include <zeroth/comm/received.h>
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -38,6 +44,28 @@ TEST(Mesh, AxesCutTheWorldLikeACArray) {
     require(&mesh.axes(names).backend() == &mesh.axes(names).backend(), "a group is made once");
     const std::vector<std::string> all{"dp", "sp", "tp"};
     require(&mesh.axes(all).backend() == backend.get(), "the whole world is the world's own group");
+  });
+}
+
+TEST(Mesh, ReceivedBytesAreCountedByAxis) {
+  run_ranks(4, [](int rank, const std::shared_ptr<CommBackend>& backend) {
+    const auto table = std::make_shared<TrafficTable>();
+    const auto world = std::make_shared<CountingBackend>(backend->split(0, rank, "mesh"), table);
+    const Mesh mesh(world, {.axes = {{"dp", 2}, {"tp", 2}}});
+    std::vector<float> data(4096);  // 16 KiB: a sum in two phases receives as much in all
+    mesh.axis("tp").all_reduce(std::span(data));
+    mesh.axis("dp").broadcast(std::span(data), 0);
+    const std::uint64_t from_root = mesh.coordinate("dp") == 0 ? 0 : 16'384;
+    using Bytes = std::map<std::string, std::uint64_t>;
+    require(mesh.received() == Bytes{{"dp", from_root}, {"tp", 16'384}}, table->text());
+    const auto kinds = received_by_kind(mesh.axis("tp"));
+    require(kinds.size() == 1 && kinds.at("all_reduce") == TrafficRow{.calls = 1, .bytes = 16'384}, table->text());
+    require(received_bytes(mesh.world()) == 0, "the world's own group");
+    reset_received(mesh.axis("tp"));
+    require(mesh.received() == Bytes{{"dp", from_root}, {"tp", 0}}, "one group is forgotten");
+    mesh.reset_received();
+    require(mesh.received() == Bytes{{"dp", 0}, {"tp", 0}}, "all are");
+    require(received_bytes(Communicator(backend)) == 0, "a group that does not count");
   });
 }
 
