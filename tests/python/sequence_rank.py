@@ -252,6 +252,174 @@ def check_grid(world: zeroth.World) -> None:
                 )  # fmt: skip
 
 
+def check_state(group: zeroth.Communicator) -> None:
+    """Gated linear attention, chunk by chunk over the ranks, against a scan over all tokens."""
+    batch, heads, length, size, v_size = 2, 3, 26, 4, 5
+    generator = torch.Generator().manual_seed(11)
+
+    def numbers(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    q, k, gate = (numbers(batch, heads, length, size) for _ in range(3))
+    v, grad = numbers(batch, heads, length, v_size), numbers(batch, heads, length, v_size)
+    start, of_end = numbers(batch, heads, size, v_size), numbers(batch, heads, size, v_size)
+    whole = [tensor.clone().requires_grad_() for tensor in (q, k, v, gate, start)]
+
+    def scan(state: torch.Tensor, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+        q, k, v, gate = tensors
+        outs = []
+        for t in range(q.shape[2]):
+            state = torch.sigmoid(gate[:, :, t, :, None]) * state + k[:, :, t, :, None] * v[:, :, t, None]
+            outs.append((q[:, :, t, None] @ state).squeeze(2))
+        return torch.stack(outs, 2), state
+
+    expected, end = scan(whole[4], whole[:4])
+    (expected * grad).sum().backward(retain_graph=True)
+    (end * of_end).sum().backward()
+
+    layout, rank = parallel.contiguous(length, group.size), group.rank
+    own = [layout.cut(tensor, 2, rank).clone().requires_grad_() for tensor in (q, k, v, gate)]
+    first = (start if rank == 0 else torch.zeros_like(start)).requires_grad_()
+    alone, local_state = scan(torch.zeros_like(start), own)  # all ranks at the same time
+    decay = torch.sigmoid(own[3]).cumprod(2)
+    before, after = parallel.pass_state(
+        first, lambda state, decay, more: decay[..., None] * state + more, group, decay[:, :, -1], local_state
+    )
+    out = alone + (own[0] * decay) @ before
+    loss = (out * layout.cut(grad, 2, rank)).sum()
+    if rank == group.size - 1:
+        close(after.detach(), end.detach(), "the last state")
+        loss = loss + (after * of_end).sum()
+    loss.backward()
+    close(out.detach(), layout.cut(expected.detach(), 2, rank), "linear attention")
+    for tensor, all_of_it, letter in zip(own, whole, "qkvg", strict=False):
+        assert all_of_it.grad is not None
+        close(tensor.grad, layout.cut(all_of_it.grad, 2, rank), f"gradient of {letter} of linear attention")
+    close(first.grad, whole[4].grad if rank == 0 else torch.zeros_like(start), "gradient of the first state")
+
+
+def check_bytes(group: zeroth.Communicator) -> None:
+    """Elements that this rank receives are those of the formulas."""
+    size = group.size
+    received: list[int] = []
+    exchange, shift = parallel.ulysses.all_to_all, parallel._wire.shift
+
+    def counted(*arguments: Any, **named: Any) -> torch.Tensor:
+        out = exchange(*arguments, **named)
+        received.append(out.numel() * (size - 1) // size)
+        return out
+
+    def counted_shift(message: torch.Tensor, size: int, by: int, group: zeroth.Communicator) -> torch.Tensor:
+        received.append(size // 8)
+        return shift(message, size, by, group)
+
+    parallel.ulysses.all_to_all, parallel._wire.shift = counted, counted_shift  # type: ignore[attr-defined]
+    try:
+        for kv_heads in (12, 4 if size == 4 else 6):
+            for rows in (1, 2):  # tokens of a rank: as many on more ranks are the same elements
+                case = Case(heads=12, kv_heads=kv_heads, length=6 * rows * size, batch=1, size=2, v_size=2)
+                q, k, v = (tensor.requires_grad_() for tensor in case.tensors()[:3])
+                layout = parallel.contiguous(case.length, size)
+                own = [layout.cut(tensor, 2, group.rank).contiguous() for tensor in (q, k, v)]
+                h = case.heads * case.size
+                for name, run, forward in (
+                    ("ulysses", ulysses(case, group, layout, True), (2 + 2 * kv_heads / 12) * case.length * h / size),
+                    ("ring", ring(case, group, layout, "ring"), 2 * kv_heads / 12 * case.length * h),
+                    ("token", ring(case, group, layout, "token"), 2 * case.length * (h + case.heads / 2)),
+                ):
+                    received.clear()
+                    run(*own, None)
+                    assert sum(received) == forward * (size - 1) / size, (name, case, received, forward)
+    finally:
+        parallel.ulysses.all_to_all, parallel._wire.shift = exchange, shift  # type: ignore[attr-defined]
+
+
+def check_dropout(group: zeroth.Communicator) -> None:
+    """All ranks come with one state of the generator: heads and tokens have other masks, orders the same ones."""
+    size, length = group.size, 16 * group.size
+    torch.manual_seed(3)
+    q = torch.zeros(1, size, length // size, 8)
+    v = torch.eye(length).repeat(1, size, 1, 1)  # the output is the probabilities
+    layout = parallel.contiguous(length, size)
+    own = layout.cut(v, 2, group.rank)
+    keys = q.new_zeros(own.shape[:3] + (8,))
+
+    def masks(out: torch.Tensor) -> set[tuple[bool, ...]]:
+        every = group.all_gather(out.contiguous())
+        assert abs((every == 0).float().mean().item() - 0.5) < 0.1, "about half are dropped"
+        close(every[every != 0], torch.full_like(every[every != 0], 2 / length), "the others are doubled")
+        return {tuple(row.tolist()) for row in every.ne(0).reshape(-1, length)}
+
+    attend = partial(functional.scaled_dot_product_attention, dropout_p=0.5)
+    assert len(masks(parallel.ulysses_attention(q, keys, own, attend, group))) == size * length
+    outs = []
+    for order in ("ring", "token"):
+        torch.manual_seed(4)
+        outs.append(parallel.ring_attention(q, keys, own, group, order=order, dropout_p=0.5))  # type: ignore[arg-type]
+        assert len(masks(outs[-1])) == size * length
+        after = torch.rand(1)
+        assert len(set(group.all_gather(after).tolist())) == 1
+    close(*outs, "dropout of both orders")
+    grads = []
+    for order in ("ring", "token"):
+        torch.manual_seed(4)
+        leaf = own.clone().requires_grad_()
+        out = parallel.ring_attention(q, keys, leaf, group, order=order, dropout_p=0.5)  # type: ignore[arg-type]
+        out.backward(torch.ones_like(out))
+        grads.append(leaf.grad)
+    kept = group.all_gather(outs[0].movedim(2, 0).contiguous()).movedim(0, 2)  # every query's probabilities
+    own_keys = layout.chunks[group.rank][0]
+    expected = kept.sum(2)[..., own_keys.start : own_keys.stop, None].expand_as(own)
+    for grad in grads:
+        close(grad, expected, "gradient of v: the mask of backward is that of forward")
+
+
+def check_attention_refusals(group: zeroth.Communicator) -> None:
+    """Before any call of the group, so that ranks may go on."""
+    size = group.size
+    x = torch.zeros(2, 4, 6, 8)
+    none = SequenceMask()
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("more ranks than heads.*at most 1 ranks.*hint: use ring", lambda: parallel.split_heads(1, 1, size)),
+        ("do not divide into groups.*4 query heads, 3 key",
+         lambda: parallel.ulysses_attention(x, x[:, :3], x[:, :3], None, group)),
+        ("do not fit each other.*which: q, k and v.*got: q \\[2, 4, 6, 8\\], k \\[2, 4, 5, 8\\]",
+         lambda: parallel.ulysses_attention(x, x[:, :, :5], x[:, :, :5], None, group)),
+        ("several dtypes.*float32, torch.float64", lambda: parallel.ulysses_attention(x, x.double(), x, None, group)),
+        ("other tokens than lengths say.*and 6 for this one", lambda: parallel.ulysses_attention(
+            x, x, x, None, group, lengths=[5] * size)),
+        ("fits neither.*which: bias", lambda: parallel.ulysses_attention(x, x, x, None, group, bias=x)),
+        ("do not divide into groups", lambda: parallel.ring_attention(x, x[:, :3], x[:, :3], group)),
+        ("several dtypes", lambda: parallel.ring_attention(x, x.half(), x, group)),
+        ("a mask has no meaning.*which: causal.*expected: 6 keys.*got: 5",
+         lambda: parallel.ring_attention(x, x[:, :, :5], x[:, :, :5], group, causal=True)),
+        ("a mask has no meaning.*which: mask", lambda: parallel.ring_attention(
+            x, x[:, :, :5], x[:, :, :5], group, mask=none)),
+        ("no such layout.*got: spiral", lambda: parallel.ring_attention(
+            x, x, x, group, layout="spiral")),  # type: ignore[arg-type]
+        ("no such order.*got: back", lambda: parallel.ring_attention(
+            x, x, x, group, order="back")),  # type: ignore[arg-type]
+        ("other tokens than the layout gives them.*hint: cut", lambda: parallel.ring_attention(
+            x, x, x, group, layout="zigzag", lengths=[6] * (size - 1) + [60])),
+        ("other tokens than the layout gives it", lambda: parallel.ring_attention(x, x, x, group, lengths=[7] * size)),
+        ("not of the whole sequence.*which: bias", lambda: parallel.ring_attention(
+            x, x, x, group, bias=torch.zeros(1, 1, 6, 6))),
+        ("no gradient in this order", lambda: parallel.ring_attention(
+            x, x, x, group, order="token", bias=torch.zeros(1, 1, 6 * size, 6 * size, requires_grad=True))),
+        ("not one a rank of the grid", lambda: parallel.grid_attention(x, x, x, group, group, lengths=[6])),
+        ("boundaries of documents do not fit", lambda: parallel.documents_of_boundaries(torch.tensor([0, 5]), 6)),
+        ("a matrix of a mask has another form", lambda: SequenceMask.matrix(torch.zeros(1, 2, 3, 3))),
+    ]  # fmt: skip
+    for text, call in calls:
+        with refused("USAGE", text):
+            call()
+    with refused("USAGE", "returned another shape.*which: attend"):
+        parallel.ulysses_attention(x, x, x, lambda q, k, v: q[:, :, :1], group)
+    with refused("USAGE", "another form after the tokens.*which: combine"):
+        parallel.pass_state(torch.zeros(2), lambda state: state[:1], zeroth.World.from_environment().mesh(
+            {"dp": size, "sp": 1}).axis("sp"))  # fmt: skip
+
+
 def main() -> None:
     torch.set_num_threads(1)
     world = zeroth.World.from_environment()
@@ -260,6 +428,10 @@ def main() -> None:
         check_attention(group)
         check_forms_of_a_bias(group)
         check_cross(group)
+        check_state(group)
+        check_bytes(group)
+        check_dropout(group)
+        check_attention_refusals(group)
         if world.size == 4:
             check_grid(world)
     print(f"{sys.argv[1]}: ok", flush=True)

@@ -49,6 +49,7 @@ from zeroth.parallel.parallelize import Parallel, parallelize
 from zeroth.parallel.ring import ring_attention
 from zeroth.parallel.sbp import Broadcast, Partial, Split
 from zeroth.parallel.split import SplitModel, split_sequence
+from zeroth.parallel.state import pass_state
 from zeroth.parallel.tensor import ColumnLinear, RowLinear, VocabEmbedding
 from zeroth.parallel.tensor_plan import Share, TensorPlan, find_plan
 from zeroth.parallel.ulysses import ulysses_attention
@@ -83,6 +84,7 @@ __all__ = [
     "grid_attention",
     "on_grid",
     "parallelize",
+    "pass_state",
     "redistribute",
     "reduce_from_group",
     "reduce_from_group_async",
