@@ -1,7 +1,7 @@
 """One rank of a group that splits the sequence of transformers' models; see sequence_test.py. Losses and gradients, summed
 over the group, are those of the same model whole on one rank, in float64.
 
-sequence_hf_rank.py models | masks | refusals
+sequence_hf_rank.py few|all models|masks|rest|refusals...
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from transformers import masking_utils
 import zeroth
 from zeroth import parallel
 
+FEW = sys.argv[1] == "few"
 BOUND = 1e-10
 SMALL: dict[str, Any] = {
     "vocab_size": 61,
@@ -129,11 +130,9 @@ def check(name: str, model: Any, group: zeroth.Communicator, inputs: dict[str, A
 
 
 def ways(group: zeroth.Communicator, mesh: zeroth.Mesh) -> list[dict[str, Any]]:
-    every: list[dict[str, Any]] = [
-        {"method": "ulysses"},
-        {"method": "ring"},
-        {"method": "ring", "layout": "contiguous", "order": "token"},
-    ]
+    every: list[dict[str, Any]] = [{"method": "ulysses"}, {"method": "ring"}]
+    if not FEW:
+        every.append({"method": "ring", "layout": "contiguous", "order": "token"})
     if group.size == 4:
         every.append({"method": "grid", "ring": mesh.axis("ring"), "ulysses": mesh.axis("ulysses")})
     return every
@@ -146,8 +145,8 @@ def main() -> None:
     world = zeroth.World.from_environment()
     mesh = world.mesh({"ring": world.size // 2, "ulysses": 2})
     group = mesh.axes(["ring", "ulysses"])
-    checks = {"models": check_models, "masks": check_masks, "rest": check_the_rest}
-    for name in sys.argv[1:]:
+    checks = {"models": check_models, "masks": check_masks, "rest": check_the_rest, "refusals": check_refusals}
+    for name in sys.argv[2:]:
         checks[name](group, mesh)
     print("all of these: ok", flush=True)
 
@@ -185,7 +184,7 @@ def check_masks(group: zeroth.Communicator, mesh: zeroth.Mesh) -> None:
         "a bias of each head": {"attention_mask": bias},
     }
     for what, more in inputs.items():
-        for name in ("Mistral", "Gemma2"):
+        for name in ("Mistral",) if FEW else ("Mistral", "Gemma2"):
             if name == "Gemma2" and "attention_mask" in more and more["attention_mask"].dim() == 4:
                 continue  # its masks of two kinds are made from one
             model = build(name)
@@ -193,7 +192,7 @@ def check_masks(group: zeroth.Communicator, mesh: zeroth.Mesh) -> None:
             for way in ways(group, mesh):
                 check(f"{name} with {what}", model, group, {**sample(length, batch), **more}, **way)
     model = build("Llama")
-    for few in (group.size, group.size - 1, 2 * group.size - 1):
+    for few in (group.size, group.size + 1, 2 * group.size - 1, group.size - 1):
         if few >= 2:
             for way in ways(group, mesh):
                 ids = sample(few)["input_ids"]
@@ -260,6 +259,92 @@ def check_the_rest(group: zeroth.Communicator, mesh: zeroth.Mesh) -> None:
         for a, b in zip(*runs, strict=True):
             close(a, b, f"dropout with checkpointing, {method}", BOUND)
         split.remove()
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self, kind: type[torch.nn.Module], *arguments: int) -> None:
+        super().__init__()
+        self.mixer = torch.nn.Sequential(torch.nn.Linear(8, 8), kind(*arguments))
+
+
+def check_refusals(group: zeroth.Communicator, mesh: zeroth.Mesh) -> None:
+    model = build("Llama")
+    split = parallel.split_sequence(model, group)
+    ids = sample(12)["input_ids"]
+    last = group.rank == group.size - 1
+    others = ids.clone()
+    others[0, 3] = 1 + int(ids[0, 3]) % 60
+    ranks = rf"ranks \[{group.size - 1}\] of world/mesh0\S* have {{}} than ranks \[0"
+    different: list[tuple[str, dict[str, Any]]] = [
+        ("which: input_ids: " + ranks.format("other values"), {"input_ids": others}),
+        (r"input_ids: .*another shape.*expected: int64 \[2, 12\].*got: int64 \[2, 11\]", {"input_ids": ids[:, :11]}),
+        (r"another shape.*got: int64 \[1, 12\]", {"input_ids": ids[:1]}),
+        ("which: labels.*another shape.*expected: none", {"input_ids": ids, "labels": ids}),
+        ("which: attention_mask", {"input_ids": ids, "attention_mask": torch.ones_like(ids)}),
+        ("which: position_ids", {"input_ids": ids, "position_ids": packed(12, 5)[None]}),
+        ("which: inputs_embeds|which: input_ids", {"inputs_embeds": torch.zeros(2, 12, 32).double()}),
+        ("which: num_items_in_batch", {"input_ids": ids, "num_items_in_batch": torch.tensor(7)}),
+    ]
+    for text, own in different:
+        with refused("MISMATCH", "given different samples.*" + text):
+            model(**(own if last else {"input_ids": ids}))
+    model(ids)  # all of them can go on
+    wrong: list[tuple[str, dict[str, Any]]] = [
+        ("which: past_key_values", {"past_key_values": transformers.DynamicCache()}),
+        ("which: use_cache.*got: True", {"use_cache": True}),
+        ("which: output_attentions", {"output_attentions": True}),
+        ("which: logits_to_keep", {"logits_to_keep": 1}),
+        ("either input_ids or inputs_embeds", {"inputs_embeds": torch.zeros(2, 12, 32)}),
+        ("not of the whole sequence.*which: labels", {"labels": ids[:, :5]}),
+        ("not of the whole sequence.*which: position_ids", {"position_ids": packed(5)[None]}),
+        ("how to cut.*which: pixel_values", {"pixel_values": torch.zeros(1, 3, 4, 4)}),
+        ("boundaries", {"cu_seq_lens_q": torch.tensor([0, 11])}),
+        (r"not of the whole sequence.*which: attention_mask.*got: \[2, 5\]", {"attention_mask": ids[:, :5]}),
+    ]
+    for text, more in wrong:
+        with refused("USAGE", text):
+            model(input_ids=ids, **more)
+    with refused("USAGE", "past_key_values|use_cache"):
+        model.generate(ids, max_new_tokens=2, do_sample=False)
+    with refused("USAGE", "not been called|other tokens than this rank had"):
+        split.gather(torch.zeros(2, 40, 3))
+    with refused("USAGE", "split already"):
+        parallel.split_sequence(model, group)
+    twin = copy.deepcopy(model)
+    with refused("USAGE", "no group.*hint: call zeroth.parallel.split_sequence"):
+        twin(ids)
+    split.remove()
+    assert model.generate(ids[:, :3], max_new_tokens=2, do_sample=False).shape == (2, 5)
+
+    for text, arguments in (
+        ("no such method", {"method": "star"}),
+        ("no such layout", {"layout": "spiral"}),
+        ("no such order", {"order": "back"}),
+        ("needs tokens in their order", {"layout": "zigzag"}),
+        ("only a grid has two axes", {"ring": group}),
+        ("needs both of its axes", {"method": "grid", "ring": group}),
+        ("not those of its group", {"method": "grid", "ring": group, "ulysses": group}),
+    ):
+        with refused("USAGE", text):
+            parallel.split_sequence(model, group, **arguments)  # type: ignore[arg-type]
+    one_head = build("Llama", num_attention_heads=1, num_key_value_heads=1)
+    with refused("USAGE", "more ranks than heads.*which: LlamaForCausalLM.*hint: use method"):
+        parallel.split_sequence(one_head, group)
+    for text, bad in (
+        ("cannot be split.*which: mixer.1, LSTM.*hint: keep", Recurrent(torch.nn.LSTM, 8, 8)),
+        ("which: mixer.1, GRU", Recurrent(torch.nn.GRU, 8, 8)),
+        ("which: mixer.1, RNN", Recurrent(torch.nn.RNN, 8, 8)),
+        ("which: mixer.1, Conv1d", Recurrent(torch.nn.Conv1d, 8, 8, 3)),
+        ("which: mixer.1, BatchNorm1d", Recurrent(torch.nn.BatchNorm1d, 8)),
+        ("none of transformers", torch.nn.Linear(2, 2)),
+        ("has an encoder", transformers.T5ForConditionalGeneration(transformers.T5Config(
+            vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2))),
+        ("transformers' attention interface", transformers.BloomForCausalLM(transformers.BloomConfig(
+            vocab_size=9, hidden_size=8, n_layer=1, n_head=2))),
+    ):  # fmt: skip
+        with refused("MODEL", text):
+            parallel.split_sequence(bad, group)
+    del mesh
 
 
 if __name__ == "__main__":

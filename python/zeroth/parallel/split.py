@@ -70,6 +70,10 @@ class SplitModel:
             model.register_forward_hook(self._after, with_kwargs=True, always_call=True),
         ]
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SplitModel":
+        """Groups are not copied; the configuration of a copy has a name without a group, which says so when it runs."""
+        return self
+
     @property
     def group(self) -> _C.Communicator:
         return self.binding.group
