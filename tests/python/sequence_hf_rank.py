@@ -1,5 +1,5 @@
-"""One rank of a group that splits the sequence of transformers' models; see sequence_test.py. Losses and gradients, summed
-over the group, are those of the same model whole on one rank, in float64.
+"""One rank of a group that splits the sequence of transformers' models; see sequence_test.py. Losses and gradients,
+summed over the group, are those of the same model whole on one rank, in float64.
 
 sequence_hf_rank.py few|all models|masks|rest|refusals...
 """
@@ -7,8 +7,8 @@ sequence_hf_rank.py few|all models|masks|rest|refusals...
 from __future__ import annotations
 
 import copy
-import tempfile
 import sys
+import tempfile
 from typing import Any
 
 import torch

@@ -1,5 +1,5 @@
-"""One rank of a group that splits a sequence; see sequence_test.py. Every rank makes the whole tensors from a seed, runs
-plain attention on them, and compares its part.
+"""One rank of a group that splits a sequence; see sequence_test.py. Every rank makes the whole tensors from a seed,
+runs plain attention on them, and compares its part.
 
 sequence_rank.py few    Ulysses, ring, token and the grid against plain attention; states; bytes; dropout; refusals
 sequence_rank.py all    with every case of an attention
@@ -317,7 +317,7 @@ def check_bytes(group: zeroth.Communicator) -> None:
     """Elements that this rank receives are those of the formulas."""
     size = group.size
     received: list[int] = []
-    exchange, shift = parallel.ulysses.all_to_all, parallel._wire.shift
+    exchange, shift = parallel.ulysses.all_to_all, parallel.ring_steps._wire.shift
 
     def counted(*arguments: Any, **named: Any) -> torch.Tensor:
         out = exchange(*arguments, **named)
@@ -328,7 +328,7 @@ def check_bytes(group: zeroth.Communicator) -> None:
         received.append(size // 8)
         return shift(message, size, by, group)
 
-    parallel.ulysses.all_to_all, parallel._wire.shift = counted, counted_shift  # type: ignore[attr-defined]
+    parallel.ulysses.all_to_all, parallel.ring_steps._wire.shift = counted, counted_shift  # type: ignore[attr-defined]
     try:
         for kv_heads in (12, 4 if size == 4 else 6):
             for rows in (1, 2):  # tokens of a rank: as many on more ranks are the same elements
@@ -346,7 +346,7 @@ def check_bytes(group: zeroth.Communicator) -> None:
                     run(*own, None)
                     assert sum(received) == forward * (size - 1) / size, (name, case, received, forward)
     finally:
-        parallel.ulysses.all_to_all, parallel._wire.shift = exchange, shift  # type: ignore[attr-defined]
+        parallel.ulysses.all_to_all, parallel.ring_steps._wire.shift = exchange, shift  # type: ignore[attr-defined]
 
 
 def check_dropout(group: zeroth.Communicator) -> None:
@@ -396,9 +396,9 @@ def check_attention_refusals(group: zeroth.Communicator) -> None:
     none = SequenceMask()
     calls: list[tuple[str, Callable[[], object]]] = [
         ("more ranks than heads.*at most 1 ranks.*hint: use ring", lambda: parallel.split_heads(1, 1, size)),
-        ("do not divide into groups.*4 query heads, 3 key",
+        ("do not divide into groups.*which: heads",
          lambda: parallel.ulysses_attention(x, x[:, :3], x[:, :3], None, group)),
-        ("do not fit each other.*which: q, k and v.*got: q \\[2, 4, 6, 8\\], k \\[2, 4, 5, 8\\]",
+        ("other numbers of queries and keys.*got: q \\[2, 4, 6, 8\\], k \\[2, 4, 5, 8\\]",
          lambda: parallel.ulysses_attention(x, x[:, :, :5], x[:, :, :5], None, group)),
         ("several dtypes.*float32, torch.float64", lambda: parallel.ulysses_attention(x, x.double(), x, None, group)),
         ("other tokens than lengths say.*and 6 for this one", lambda: parallel.ulysses_attention(

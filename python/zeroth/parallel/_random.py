@@ -25,8 +25,8 @@ def mixed(*numbers: int) -> int:
 
 @contextlib.contextmanager
 def split_random(group: _C.Communicator) -> Iterator[None]:
-    """Inside, torch's default CPU generator gives each rank of `group` other numbers, also where all ranks came with the
-    same state. Outside it has moved by one draw, so ranks that were equal stay equal; who restores the state before
+    """Inside, torch's default CPU generator gives each rank of `group` other numbers, also where all ranks came with
+    the same state. Outside it has moved by one draw, so ranks that were equal stay equal; who restores the state before
     (activation checkpointing does) gets the same numbers again. No call of the group."""
     if group.size == 1:
         yield

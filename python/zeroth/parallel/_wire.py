@@ -41,9 +41,7 @@ def unpack(message: torch.Tensor, form: Form) -> list[torch.Tensor]:
     """Views of the message's memory."""
     places, _ = _places(form)
     return [
-        message[start : start + length].view(dtype).view(shape)
-        if length > 0
-        else torch.empty(shape, dtype=dtype)
+        message[start : start + length].view(dtype).view(shape) if length > 0 else torch.empty(shape, dtype=dtype)
         for (shape, dtype), (start, length) in zip(form, places, strict=True)
     ]
 

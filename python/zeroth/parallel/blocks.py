@@ -4,7 +4,8 @@ A part is an output and the logarithm of the sum of the exponentials (lse) of it
 all their keys, in any order (Milakov, Gimelshein 2018; FlashAttention, Dao et al. 2022; FlashAttention-2, Dao 2023).
 Backward recomputes the scores of a part from the lse of all keys.
 
-Shapes: B batch, H query heads, K key and value heads (H % K == 0), q queries, k keys, D size of a head of q and k, E of v.
+Shapes: B batch, H query heads, K key and value heads (H % K == 0), q queries, k keys, D size of a head of q and k, E
+of v.
 """
 
 import dataclasses
@@ -79,7 +80,9 @@ def _tiles(queries: range) -> Iterator[tuple[int, range]]:
         yield start, queries[start : start + _TILE]
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor, rule: BlockRule, seen: Block, queries: range, keys: range) -> torch.Tensor:
+def _scores(
+    q: torch.Tensor, k: torch.Tensor, rule: BlockRule, seen: Block, queries: range, keys: range
+) -> torch.Tensor:
     """[B, H, q, k], -inf where nothing is seen."""
     scores = _by_kv_head(q, k) @ k.transpose(-1, -2)
     scores = scores.view(*q.shape[:3], k.shape[2]).mul_(rule.scale)
@@ -120,8 +123,8 @@ def _is_fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: BlockRule
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: BlockRule, queries: range, keys: range, seed: int = 0
 ) -> Part | None:
-    """Attention of queries at these positions to keys at those; None if nothing is seen. q [B, H, q, D], k [B, K, k, D],
-    v [B, K, k, E], in accumulation_dtype()."""
+    """Attention of queries at these positions to keys at those; None if nothing is seen. q [B, H, q, D], k [B, K, k,
+    D], v [B, K, k, E], in accumulation_dtype()."""
     seen = rule.mask.block(queries, keys, q.device)
     if isinstance(seen, str) and seen == "none":
         return None

@@ -47,19 +47,20 @@ def _part(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: BlockRule, seen: Block, queries: range, keys: range
 ) -> torch.Tensor:
     k, v = k[:, :, keys.start : keys.stop], v[:, :, keys.start : keys.stop]
-    if isinstance(seen, str):
+    if not isinstance(seen, torch.Tensor):
         if seen == "none":
             return (q.sum() + v.sum()) * q.new_zeros((*q.shape[:3], v.shape[3]))
+        table = None
         if seen == "causal":
-            seen = torch.ones(1, 1, len(queries), len(keys), dtype=torch.bool, device=q.device).tril_()
-        else:
-            seen = None  # type: ignore[assignment]
+            table = torch.ones(1, 1, len(queries), len(keys), dtype=torch.bool, device=q.device).tril_()
+    else:
+        table = seen
     bias = None  # of the dtype of q: the kernel takes others, and reads them as numbers that they are not
     if rule.bias is not None:
         bias = rule.bias[..., queries.start : queries.stop, keys.start : keys.stop].to(q.dtype)
     grouped = q.shape[1] != k.shape[1]
     if rule.softcap is None:
-        mask = seen if bias is None else bias if seen is None else torch.where(seen, bias, -torch.inf)
+        mask = table if bias is None else bias if table is None else torch.where(table, bias, -torch.inf)
         return functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=rule.dropout_p, scale=rule.scale, enable_gqa=grouped
         )
@@ -68,9 +69,9 @@ def _part(
     scores = torch.tanh(q @ k.transpose(2, 3) * (rule.scale / rule.softcap)) * rule.softcap
     if bias is not None:
         scores = scores + bias
-    if seen is not None:
-        scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
+    if table is not None:
+        scores = scores.masked_fill(~table, torch.finfo(scores.dtype).min)
     chances = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-    if seen is not None:
-        chances = chances * seen.any(-1, keepdim=True)
+    if table is not None:
+        chances = chances * table.any(-1, keepdim=True)
     return functional.dropout(chances.to(q.dtype), rule.dropout_p) @ v

@@ -40,10 +40,10 @@ def grid_attention(
 ) -> torch.Tensor:
     """Attention over a sequence that is split over ring.size * ulysses.size ranks.
 
-    The rank with coordinates (r, u) has part u (contiguous, as equal as can be) of what `layout` gives rank r of a ring;
-    on_grid() cuts so. Arguments and result are those of ring_attention() and ulysses_attention(); lengths: tokens of each
-    rank, u fastest; None: as many as here; layout: of the ring, over the tokens of its rows. Heads are split over
-    `ulysses` only: H >= ulysses.size. A call of all ranks of both groups."""
+    The rank with coordinates (r, u) has part u (contiguous, as equal as can be) of what `layout` gives rank r of a
+    ring; on_grid() cuts so. Arguments and result are those of ring_attention() and ulysses_attention(); lengths:
+    tokens of each rank, u fastest; None: as many as here; layout: of the ring, over the tokens of its rows. Heads are
+    split over `ulysses` only: H >= ulysses.size. A call of all ranks of both groups."""
     every = [q.shape[2]] * (ring.size * ulysses.size) if lengths is None else list(lengths)
     if len(every) != ring.size * ulysses.size:
         refuse(

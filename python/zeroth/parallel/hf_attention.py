@@ -25,7 +25,7 @@ from zeroth.parallel.ring import ring_attention
 from zeroth.parallel.sample import Sample
 from zeroth.parallel.ulysses import ulysses_attention
 
-__all__ = ["BoundName", "METHODS", "SequenceBinding", "SplitMask", "register"]
+__all__ = ["BoundName", "METHODS", "SequenceBinding", "SplitMask", "bind", "register"]
 
 METHODS = {"ulysses": "zeroth_ulysses", "ring": "zeroth_ring", "grid": "zeroth_grid"}
 """name in transformers of each method"""
@@ -49,7 +49,8 @@ class SequenceBinding:
 
 
 class BoundName(str):
-    """The name of an attention in a configuration, with the model's binding. Copies, pickled or deep, are plain names."""
+    """The name of an attention in a configuration, with the model's binding. Copies, pickled or deep, are plain
+    names."""
 
     binding: SequenceBinding
 
@@ -70,8 +71,8 @@ class BoundName(str):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class SplitMask:
-    """Stands where a model expects the mask of its attention; layers pass it on. It is not a tensor: transformers takes it
-    for a prepared mask of four dimensions."""
+    """Stands where a model expects the mask of its attention; layers pass it on. It is not a tensor: transformers
+    takes it for a prepared mask of four dimensions."""
 
     mask: SequenceMask
     layout: SequenceLayout
@@ -142,10 +143,12 @@ def split_mask(
             expected="a call of the model that was given to split_sequence()",
             got=f"{kv_length} keys",
         )
+    causal: Any = masking_utils.causal_mask_function
+    bidirectional: Any = masking_utils.bidirectional_mask_function
     plain_window = allow_is_causal_skip and local_size is not None and kv_length < local_size
-    if mask_function is masking_utils.causal_mask_function or plain_window:
+    if mask_function is causal or plain_window:
         mask = SequenceMask.causal()
-    elif mask_function is masking_utils.bidirectional_mask_function:
+    elif mask_function is bidirectional:
         mask = SequenceMask()
     else:
         mask = SequenceMask(functions=(_vmapped(mask_function) if use_vmap else mask_function,), batch=batch_size)
@@ -219,9 +222,7 @@ def _attend(
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: Any = None) -> torch.Tensor:
             return dense_attention(q, k, v, dataclasses.replace(rule, bias=bias))
 
-        return ulysses_attention(
-            q, k, v, attend, binding.group, lengths=layout.lengths, bias=rule.bias, grouped=True
-        )
+        return ulysses_attention(q, k, v, attend, binding.group, lengths=layout.lengths, bias=rule.bias, grouped=True)
     more: dict[str, Any] = {
         "mask": rule.mask,
         "bias": rule.bias,
@@ -253,3 +254,26 @@ def register() -> None:
     for name in METHODS.values():
         transformers.AttentionInterface.register(name, split_attention)
         transformers.AttentionMaskInterface.register(name, split_mask)
+
+
+def bind(model: nn.Module, name: BoundName) -> list[tuple[Any, str]]:
+    """Gives all configurations of the model the name; returns them with their old ones."""
+    configs: dict[int, Any] = {}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is not None and hasattr(config, "_attn_implementation"):
+            configs.setdefault(id(config), config)
+    for config in configs.values():
+        if isinstance(config._attn_implementation, BoundName):
+            refuse(
+                "a model is split already, or shares its configuration with one that is",
+                where=_WHERE,
+                which=type(model).__name__,
+                expected="a model that is whole",
+                got=str(config._attn_implementation),
+                hint="call remove() of what split_sequence() returned, or give each model a configuration of its own",
+            )
+    before = [(config, config._attn_implementation) for config in configs.values()]
+    for config in configs.values():
+        config._attn_implementation = name
+    return before

@@ -79,8 +79,8 @@ def on_grid(outer: SequenceLayout, inner_ranks: int) -> SequenceLayout:
 
 
 def layout_of(kind: str, lengths: Sequence[int], *, where: str = "parallel.layout") -> SequenceLayout:
-    """The layout `kind` ("contiguous" or "zigzag") in which each rank has so many tokens. Raises Error USAGE if there is
-    none."""
+    """The layout `kind` ("contiguous" or "zigzag") in which each rank has so many tokens. Raises Error USAGE if there
+    is none."""
     if kind == "contiguous":
         return SequenceLayout(tuple((chunk,) for chunk in _ranges(lengths)))
     if kind != "zigzag":

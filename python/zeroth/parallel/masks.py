@@ -112,7 +112,9 @@ class SequenceMask:
         k = torch.arange(keys.start, keys.stop, device=device)[None, None, None, :]
         b = torch.arange(self.batch, device=device)[:, None, None, None]
         h = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device=device)
-        seen = (k <= q) if self.is_causal else torch.ones(1, 1, len(queries), len(keys), dtype=torch.bool, device=device)
+        seen = (
+            (k <= q) if self.is_causal else torch.ones(1, 1, len(queries), len(keys), dtype=torch.bool, device=device)
+        )
         for function in self.functions:
             seen = seen & function(b, h, q, k)
         return seen

@@ -77,7 +77,7 @@ def _record(value: Any) -> list[int]:
     dtype = _DTYPES.index(value.dtype) if value.dtype in _DTYPES else len(_DTYPES)
     shape = [*value.shape[:_DIMS], *[0] * (_DIMS - value.dim())]
     data = value.detach().cpu().contiguous()
-    content = zlib.crc32(data.reshape(-1).view(torch.uint8).numpy()) if data.numel() > 0 else 0
+    content = zlib.crc32(data.reshape(-1).view(torch.uint8).numpy().data) if data.numel() > 0 else 0
     return [1, dtype, value.dim(), *shape, content]
 
 
@@ -87,6 +87,16 @@ def _described(record: list[int]) -> str:
         return "none" if present == 0 else f"a value with checksum {content:08x}"
     name = str(_DTYPES[dtype]).removeprefix("torch.") if dtype < len(_DTYPES) else "another dtype"
     return f"{name} {shape[:dims]} with checksum {content:08x}"
+
+
+def _flat(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Masks of several kinds each by its name."""
+    flat: dict[str, Any] = {}
+    for name, value in given.items():
+        flat[name] = None if isinstance(value, Mapping) else value
+        if isinstance(value, Mapping):
+            flat.update({f"{name}[{key!r}]": one for key, one in sorted(value.items())})
+    return flat
 
 
 def require_same(
@@ -102,6 +112,7 @@ def require_same(
     of all ranks; 64 bytes an argument and rank."""
     if group.size == 1:
         return
+    arguments = _flat(arguments)
     own = torch.tensor([_record(value) for value in arguments.values()], dtype=torch.int64)
     every = group.all_gather(own.reshape(1, -1)).view(group.size, len(arguments), -1)
     for number, name in enumerate(arguments):

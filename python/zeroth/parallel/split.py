@@ -7,48 +7,23 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.nn.modules import conv
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from zeroth import _C
 from zeroth._C import reduce_from_group
 from zeroth.parallel import layout as layouts
-
 from zeroth.parallel._random import mixed
 from zeroth.parallel._refuse import refuse, who
-from zeroth.parallel.hf_attention import METHODS, BoundName, SequenceBinding, SplitMask, register
+from zeroth.parallel.hf_attention import METHODS, BoundName, SequenceBinding, SplitMask, bind, register
 from zeroth.parallel.layout import SequenceLayout
 from zeroth.parallel.masks import SequenceMask, documents_of, documents_of_boundaries
 from zeroth.parallel.sample import IGNORED, Sample, pad_to, require_same, shifted
+from zeroth.parallel.split_checks import CONSUMED, SAME, require_groups, require_heads, require_known, require_model
 
 from zeroth.parallel.vocab_loss import cross_entropy_sum
 
 __all__ = ["SplitModel", "split_sequence"]
 
 _WHERE = "parallel.split_sequence"
-_SAME = (
-    "input_ids",
-    "inputs_embeds",
-    "position_ids",
-    "attention_mask",
-    "labels",
-    "shift_labels",
-    "token_type_ids",
-    "cu_seq_lens_q",
-    "num_items_in_batch",
-)
-"""arguments that ranks of a group must be given alike"""
-_CONSUMED = ("labels", "shift_labels", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-_CONSUMED_TOO = ("num_items_in_batch", "ignore_index")
-_REFUSED: dict[str, str] = {
-    "past_key_values": "train and evaluate whole sequences; to generate, call remove() first",
-    "use_cache": "leave it out: a split model keeps no cache",
-    "output_attentions": "no rank has the probabilities of all tokens",
-    "output_router_logits": "the loss of a router is no sum over tokens",
-    "encoder_hidden_states": "only self-attention can be split",
-    "logits_to_keep": "each rank has the logits of its own tokens",
-}
-_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 _ALIGNED = {"ForMaskedLM", "ForTokenClassification"}
 """losses whose labels belong to the tokens themselves"""
 
@@ -64,7 +39,7 @@ class SplitModel:
         self._random: torch.Tensor | None = None
         self.cross_entropy: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = cross_entropy_sum
         """logits [N, size], labels [N] -> their sum; another one where ranks share the vocabulary"""
-        self._names = _bind(model, BoundName(METHODS[binding.method], binding))
+        self._names = bind(model, BoundName(METHODS[binding.method], binding))
         self._hooks = [
             model.register_forward_pre_hook(self._before, with_kwargs=True),
             model.register_forward_hook(self._after, with_kwargs=True, always_call=True),
@@ -116,8 +91,8 @@ class SplitModel:
 
     def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
         given = self._named(args, kwargs)
-        _require_known(given, who(self.group))
-        require_same(_flat({name: given.get(name) for name in _SAME}), self.group, where=_WHERE)
+        require_known(given, who(self.group))
+        require_same({name: given.get(name) for name in SAME}, self.group, where=_WHERE)
         local = self._cut(given)
         self.binding.calls = 0
         if model.training and self.group.size > 1:  # dropout outside attention must differ between ranks, too
@@ -148,8 +123,7 @@ class SplitModel:
 
     def _cut(self, given: dict[str, Any]) -> dict[str, Any]:
         """The arguments of this rank's tokens, and the sample of this forward."""
-        tokens = given.get("input_ids")
-        tokens = given.get("inputs_embeds") if tokens is None else tokens
+        tokens: torch.Tensor = given["inputs_embeds"] if given.get("input_ids") is None else given["input_ids"]
         batch, length = tokens.shape[:2]
         padded, layout, outer = self._layout(length)
         positions = given.get("position_ids")
@@ -171,7 +145,7 @@ class SplitModel:
             labels=None if labels is None else layout.cut(labels, 1, rank),
             valid=valid,
         )
-        local = {name: value for name, value in given.items() if name not in (*_CONSUMED, *_CONSUMED_TOO)}
+        local = {name: value for name, value in given.items() if name not in CONSUMED}
         for name in ("input_ids", "inputs_embeds", "token_type_ids"):
             if local.get(name) is not None:
                 local[name] = layout.cut(pad_to(local[name], 1, padded), 1, rank)
@@ -251,7 +225,7 @@ class SplitModel:
             return None
         if self.binding.calls == 0:
             refuse(
-                "the attention of this model is none of transformers' attention interface, so its sequence was not split",
+                "a model has no attention of transformers' attention interface, so its sequence was not split",
                 code="MODEL",
                 where=_WHERE,
                 which=type(model).__name__,
@@ -266,7 +240,8 @@ class SplitModel:
         if not isinstance(output, Mapping):
             return (loss, *output)
         fields = {name: value for name, value in output.items() if name != "loss"}
-        return type(output)(loss=loss, **fields)
+        kind: Any = type(output)
+        return kind(loss=loss, **fields)
 
     def _loss(self, logits: torch.Tensor, sample: Sample) -> torch.Tensor:
         """The whole loss, whose gradient is that of this rank's tokens."""
@@ -287,19 +262,19 @@ def split_sequence(
 ) -> SplitModel:
     """Lets a model of transformers run with its sequence split over the ranks of `group`; its code stays as it is.
 
-    From now on the model takes the WHOLE sample, the same on all ranks of the group (checked: Error MISMATCH), and each rank
-    computes its tokens. input_ids [B, S] or inputs_embeds [B, S, size], labels [B, S] (shifted here, before the cut: the
-    label of a token is the next one's), position_ids ([1 or B, S]; where they start again packed documents begin, as
-    transformers has it, or give cu_seq_lens_q of the whole sequence), attention_mask [B, S] of padding or a prepared one
-    [B or 1, heads or 1, S, S]. Sliding windows, chunks and soft caps follow the model's configuration. S need not divide:
-    ranks have +-1 tokens, and a sequence shorter than the ranks is filled up.
+    From now on the model takes the WHOLE sample, the same on all ranks of the group (checked: Error MISMATCH), and
+    each rank computes its tokens. input_ids [B, S] or inputs_embeds [B, S, size], labels [B, S] (shifted here, before
+    the cut: the label of a token is the next one's), position_ids ([1 or B, S]; where they start again packed
+    documents begin, as transformers has it, or give cu_seq_lens_q of the whole sequence), attention_mask [B, S] of
+    padding or a prepared one [B or 1, heads or 1, S, S]. Sliding windows, chunks and soft caps follow the model's
+    configuration. S need not divide: ranks have +-1 tokens, and a sequence shorter than the ranks is filled up.
 
-    output.loss is the whole loss, sum over tokens / tokens with a label of all ranks, on every rank; its gradient is this
-    rank's part: gradients of parameters are to be summed over the group (ZeRO does). output.logits and hidden states are
-    this rank's tokens; SplitModel.gather() makes them whole.
+    output.loss is the whole loss, sum over tokens / tokens with a label of all ranks, on every rank; its gradient is
+    this rank's part: gradients of parameters are to be summed over the group (ZeRO does). output.logits and hidden
+    states are this rank's tokens; SplitModel.gather() makes them whole.
 
-    method: "ulysses" (as many ranks as heads at most), "ring" (any number), "grid": Ulysses over the group `ulysses` inside,
-    ring over the group `ring` outside; `group` has the ranks of both, ulysses fastest.
+    method: "ulysses" (as many ranks as heads at most), "ring" (any number), "grid": Ulysses over the group `ulysses`
+    inside, ring over the group `ring` outside; `group` has the ranks of both, ulysses fastest.
     layout: "contiguous", or for ring and grid "zigzag", the default there. order: see ring_attention().
 
     Local: no call of the group, but each forward and backward of the model is one of all its ranks. Dropout gives other
@@ -308,228 +283,9 @@ def split_sequence(
     along the sequence and cannot be split (recurrences, convolutions, normalisation over a batch), with an encoder, or
     with an attention of its own. Until remove() the model cannot generate."""
     kind = layout or ("contiguous" if method == "ulysses" else "zigzag")
-    _require_groups(group, method, kind, order, ulysses, ring)
-    _require_model(model)
+    require_groups(group, method, kind, order, ulysses, ring)
+    require_model(model)
     register()
-    _require_heads(model, group if method == "ulysses" else ulysses)
+    require_heads(model, group if method == "ulysses" else ulysses)
     binding = SequenceBinding(method=method, group=group, order=order, ulysses=ulysses, ring=ring)
     return SplitModel(model, binding, kind)
-
-
-def _require_groups(
-    group: _C.Communicator,
-    method: str,
-    layout: str,
-    order: str,
-    ulysses: _C.Communicator | None,
-    ring: _C.Communicator | None,
-) -> None:
-    for name, value, choices in (
-        ("method", method, tuple(METHODS)),
-        ("layout", layout, ("contiguous", "zigzag")),
-        ("order", order, ("ring", "token")),
-    ):
-        if value not in choices:
-            refuse(f"there is no such {name}", where=_WHERE, which=name, expected=" or ".join(choices), got=value)
-    if method == "ulysses" and layout != "contiguous":
-        refuse(
-            "Ulysses needs tokens in their order",
-            where=_WHERE,
-            which="layout",
-            expected="contiguous",
-            got=layout,
-            hint="heads are equally much work anyway",
-        )
-    if method != "grid":
-        if ulysses is not None or ring is not None:
-            refuse("only a grid has two axes", where=_WHERE, which="ulysses, ring", expected='method "grid"', got=method)
-        return
-    if ulysses is None or ring is None:
-        refuse("a grid needs both of its axes", where=_WHERE, which="ulysses, ring", expected="two groups", got="None")
-    if ulysses.size * ring.size != group.size or ring.rank * ulysses.size + ulysses.rank != group.rank:
-        refuse(
-            "the axes of a grid are not those of its group",
-            where=_WHERE,
-            who=who(group),
-            which="ulysses, ring",
-            expected=f"{group.size} ranks, ulysses fastest",
-            got=f"rank {ulysses.rank}/{ulysses.size} of ulysses, {ring.rank}/{ring.size} of ring",
-            hint='mesh.axes(["ring", "ulysses"]) is the group of mesh.axis("ring") and mesh.axis("ulysses")',
-        )
-
-
-_ALONG = (nn.RNNBase, nn.RNNCellBase, _BatchNorm, nn.MultiheadAttention)
-
-
-def _require_model(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        looks = isinstance(module, _ALONG) or (
-            isinstance(module, conv._ConvNd) and any(size != 1 for size in module.kernel_size)
-        )
-        if looks:
-            refuse(
-                "a layer looks along the sequence and cannot be split",
-                code="MODEL",
-                where=_WHERE,
-                which=f"{name or 'the model'}, {type(module).__name__}",
-                expected="layers that compute each token alone, and attention by transformers' interface",
-                got=type(module).__name__,
-                hint="keep the sequence whole (sp=1); states of linear attention can be passed with pass_state()",
-            )
-    config: Any = getattr(model, "config", None)
-    if config is None or not hasattr(config, "_attn_implementation"):
-        refuse(
-            "a model is none of transformers",
-            code="MODEL",
-            where=_WHERE,
-            which=type(model).__name__,
-            expected="a PreTrainedModel",
-            got=f"{type(model).__module__}.{type(model).__name__}",
-            hint="call ulysses_attention() or ring_attention() in the model's own attention",
-        )
-    if getattr(config, "is_encoder_decoder", False):
-        refuse(
-            "a model has an encoder, whose sequence is another one",
-            code="MODEL",
-            where=_WHERE,
-            which=type(model).__name__,
-            expected="a decoder or an encoder alone",
-            got="is_encoder_decoder",
-        )
-    unknown = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
-    if unknown:
-        refuse(
-            "layers of a type look along the sequence and cannot be split",
-            code="MODEL",
-            where=_WHERE,
-            which=f"layer_types of {type(model).__name__}",
-            expected=", ".join(sorted(_LAYER_TYPES)),
-            got=", ".join(sorted(unknown)),
-        )
-    supports = getattr(type(model), "_can_set_attn_implementation", None)
-    if supports is not None and not supports():
-        refuse(
-            "the attention of a model is none of transformers' attention interface",
-            code="MODEL",
-            where=_WHERE,
-            which=type(model).__name__,
-            expected="attention by transformers.AttentionInterface",
-            got="an attention of its own",
-        )
-    if getattr(config, "output_router_logits", False):
-        refuse(
-            "the loss of a router is no sum over tokens",
-            where=_WHERE,
-            which="output_router_logits",
-            expected="False",
-            got="True",
-        )
-
-
-def _require_heads(model: nn.Module, group: _C.Communicator | None) -> None:
-    heads = getattr(model.config, "num_attention_heads", None)
-    if group is not None and isinstance(heads, int) and heads < group.size:
-        refuse(
-            "there are more ranks than heads, so some would have nothing to compute",
-            where=_WHERE,
-            which=type(model).__name__,
-            expected=f"at most {heads} ranks for {heads} heads",
-            got=f"{group.size} ranks",
-            hint='use method "ring", which has no limit by heads, or "grid"',
-        )
-
-
-def _bind(model: nn.Module, name: BoundName) -> list[tuple[Any, str]]:
-    """Gives all configurations of the model the name; returns them with their old ones."""
-    configs: dict[int, Any] = {}
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if config is not None and hasattr(config, "_attn_implementation"):
-            configs.setdefault(id(config), config)
-    for config in configs.values():
-        if isinstance(config._attn_implementation, BoundName):
-            refuse(
-                "a model is split already, or shares its configuration with one that is",
-                where=_WHERE,
-                which=type(model).__name__,
-                expected="a model that is whole",
-                got=str(config._attn_implementation),
-                hint="call remove() of what split_sequence() returned, or build each model with a configuration of its own",
-            )
-    before = [(config, config._attn_implementation) for config in configs.values()]
-    for config in configs.values():
-        config._attn_implementation = name
-    return before
-
-
-def _flat(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Masks of several kinds each by its name."""
-    flat: dict[str, Any] = {}
-    for name, value in given.items():
-        flat[name] = None if isinstance(value, Mapping) else value
-        if isinstance(value, Mapping):
-            flat.update({f"{name}[{key!r}]": one for key, one in sorted(value.items())})
-    return flat
-
-
-def _require_known(given: Mapping[str, Any], rank: str) -> None:
-    for name, hint in _REFUSED.items():
-        value = given.get(name)
-        if value is not None and value is not False and not (isinstance(value, int) and value == 0):
-            refuse(
-                "a split model cannot take this argument",
-                where=_WHERE,
-                who=rank,
-                which=name,
-                expected="not given",
-                got=type(value).__name__ if not isinstance(value, (bool, int)) else value,
-                hint=hint,
-            )
-    for name, value in given.items():
-        if isinstance(value, torch.Tensor) and name not in (*_SAME, *_CONSUMED, *_REFUSED):
-            refuse(
-                "it is not known how to cut an argument",
-                where=_WHERE,
-                who=rank,
-                which=name,
-                expected=", ".join(_SAME),
-                got=f"a tensor of shape {list(value.shape)}",
-            )
-    tokens, embeds = given.get("input_ids"), given.get("inputs_embeds")
-    if (tokens is None) == (embeds is None):
-        refuse(
-            "a sample is either input_ids or inputs_embeds",
-            where=_WHERE,
-            who=rank,
-            which="input_ids",
-            expected="one of the two",
-            got="none" if tokens is None else "both",
-        )
-    whole = (tokens if tokens is not None else embeds).shape[:2]  # type: ignore[union-attr]
-    if len(whole) != 2 or whole[1] == 0:
-        refuse(
-            "a sample has no sequence", where=_WHERE, who=rank, which="input_ids", expected="[batch, tokens]", got=whole
-        )
-    for name in ("labels", "shift_labels", "token_type_ids"):
-        value = given.get(name)
-        if value is not None and value.shape != whole:
-            refuse(
-                "an argument is not of the whole sequence",
-                where=_WHERE,
-                who=rank,
-                which=name,
-                expected=list(whole),
-                got=list(value.shape),
-            )
-    positions = given.get("position_ids")
-    if positions is not None and positions.shape[-1] != whole[1]:
-        refuse(
-            "an argument is not of the whole sequence",
-            where=_WHERE,
-            who=rank,
-            which="position_ids",
-            expected=f"{whole[1]} positions",
-            got=list(positions.shape),
-        )
-
-

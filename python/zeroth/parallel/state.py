@@ -1,12 +1,12 @@
 """States that go from the tokens of one rank to those of the next: linear attention over a split sequence.
 
-A recurrence with an associative form, such as gated linear attention, needs of all earlier tokens only a state. Each rank
-sums up its own tokens first, all at the same time; then the states pass:
+A recurrence with an associative form, such as gated linear attention, needs of all earlier tokens only a state. Each
+rank sums up its own tokens first, all at the same time; then the states pass:
 
     rank 0: initial --combine--> state --> rank 1: --combine--> state --> rank 2 ...
 
-Ref: Yang et al., Gated Linear Attention Transformers (2023), chunk form; Sun et al., Linear Attention Sequence Parallelism
-(2024), the states' way over the ranks.
+Ref: Yang et al., Gated Linear Attention Transformers (2023), chunk form; Sun et al., Linear Attention Sequence
+Parallelism (2024), the states' way over the ranks.
 """
 
 from collections.abc import Callable
@@ -28,10 +28,10 @@ def pass_state(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The state before this rank's tokens and the one after them, both known to autograd.
 
-    initial: the state before the first token, of one shape and dtype on all ranks; its values are those of rank 0, where
-    also its gradient is (elsewhere 0). combine(state, *inputs): the state after this rank's tokens, of the same shape and
-    dtype, from the one before them and what sums them up (decay and keys times values); a function without other
-    parameters, which backward runs once more. Gradients flow to inputs.
+    initial: the state before the first token, of one shape and dtype on all ranks; its values are those of rank 0,
+    where also its gradient is (elsewhere 0). combine(state, *inputs): the state after this rank's tokens, of the same
+    shape and dtype, from the one before them and what sums them up (decay and keys times values); a function without
+    other parameters, which backward runs once more. Gradients flow to inputs.
 
     Ranks work one after another here: combine should be cheap. Each receives one state in forward and one gradient in
     backward. A call of all ranks; in backward too, so on every rank the loss must depend on one of the two results.
@@ -75,7 +75,7 @@ class _Pass(torch.autograd.Function):
         return before, after.clone() if after is before else after
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, of_before: torch.Tensor, of_after: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         before, *inputs = ctx.saved_tensors
         group: _C.Communicator = ctx.group
@@ -83,9 +83,7 @@ class _Pass(torch.autograd.Function):
         if group.rank + 1 < group.size:
             of_after += group.recv(torch.empty_like(of_after), group.rank + 1)
         with torch.enable_grad():
-            leaves = [
-                tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in (before, *inputs)
-            ]
+            leaves = [tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in (before, *inputs)]
             after = ctx.combine(*leaves)
             wanted = [leaf for leaf in leaves if leaf.requires_grad]
             grads = iter(torch.autograd.grad(after, wanted, of_after, allow_unused=True))

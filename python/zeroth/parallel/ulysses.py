@@ -12,9 +12,8 @@ from torch.nn import functional
 
 from zeroth import _C
 from zeroth._C import all_to_all
-
 from zeroth.parallel._random import split_random
-from zeroth.parallel._refuse import refuse, who
+from zeroth.parallel._refuse import refuse, require_attention, who
 from zeroth.parallel.heads import HeadSplit, split_heads
 
 __all__ = ["ulysses_attention"]
@@ -37,19 +36,19 @@ def ulysses_attention(
 
     q: [B, H, n, D], this rank's tokens. k: [B, K, n, D], v: [B, K, n, E], with H % K == 0 and H >= ranks. Returns
     [B, H, n, E'], with the last size that `attend` gives.
-    attend: called with q [B, h, S, D], k [B, h, S, D] and v [B, h, S, E] of the whole sequence, tokens in rank order, and
-    with the bias of its heads if there is one; returns [B, h, S, E']. None: torch's scaled_dot_product_attention. Random
-    numbers inside it differ between the ranks, as dropout of other heads must.
-    grouped: k and v come as [B, j, S, ...] where each of the j heads has h / j query heads in order; else, and where heads
-    are split unevenly, repeated for each query head.
+    attend: called with q [B, h, S, D], k [B, h, S, D] and v [B, h, S, E] of the whole sequence, tokens in rank order,
+    and with the bias of its heads if there is one; returns [B, h, S, E']. None: torch's scaled_dot_product_attention.
+    Random numbers inside it differ between the ranks, as dropout of other heads must.
+    grouped: k and v come as [B, j, S, ...] where each of the j heads has h / j query heads in order; else, and where
+    heads are split unevenly, repeated for each query head.
     lengths: tokens of each rank; None: as many as here.
-    bias: a mask or bias, in one of three forms: of the whole sequence and all heads, equal on all ranks, [B or 1, H or 1,
-    S, S]; of the whole sequence and this rank's heads, [B or 1, h, S, S]; of this rank's queries, [B or 1, H or 1, n, S].
-    Gradients flow to it; in the first form they are this rank's part.
+    bias: a mask or bias, in one of three forms: of the whole sequence and all heads, equal on all ranks, [B or 1, H or
+    1, S, S]; of the whole sequence and this rank's heads, [B or 1, h, S, S]; of this rank's queries, [B or 1, H or 1,
+    n, S]. Gradients flow to it; in the first form they are this rank's part.
 
-    Heads that H / ranks does not divide are cut +-1; key and value heads go to each rank that has query heads of theirs.
-    Receives (2 H + 2 K) / H * B * S * H * D / P * (P - 1) / P elements in forward and as many in backward (K <= P: with
-    each rank's copies for K).
+    Heads that H / ranks does not divide are cut +-1; key and value heads go to each rank that has query heads of
+    theirs. Receives (2 H + 2 K) / H * B * S * H * D / P * (P - 1) / P elements in forward and as many in backward (K
+    <= P: with each rank's copies for K).
 
     A call of all ranks of the group, in forward and in backward; blocks. Raises Error USAGE for what does not fit."""
     every = _check(q, k, v, group, lengths)
@@ -62,7 +61,7 @@ def ulysses_attention(
         k, v = k.index_select(1, order), v.index_select(1, order)
     extra = [] if bias is None else [_own_bias(bias, heads, every, group)]
     with split_random(group):
-        out = (attend or functional.scaled_dot_product_attention)(q, k, v, *extra)
+        out = (attend or _plain)(q, k, v, *extra)
     if out.shape[:3] != q.shape[:3]:
         refuse(
             "an attention function returned another shape",
@@ -75,6 +74,10 @@ def ulysses_attention(
     if group.size == 1:
         return out
     return all_to_all(out, 2, 1, group, split_sizes=every, concat_sizes=heads.q_counts())
+
+
+def _plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=q.shape[1] != k.shape[1])
 
 
 def _to_heads(
@@ -92,7 +95,7 @@ def _to_heads(
             all_to_all(k, 1, 2, group, split_sizes=kv_counts, concat_sizes=lengths),
             all_to_all(v, 1, 2, group, split_sizes=kv_counts, concat_sizes=lengths),
         )
-    parts = zip(q.split(q_counts, 1), k.split(kv_counts, 1), v.split(kv_counts, 1), strict=True)
+    parts = zip(torch.split(q, q_counts, 1), torch.split(k, kv_counts, 1), torch.split(v, kv_counts, 1), strict=True)
     counts = [a + 2 * b for a, b in zip(q_counts, kv_counts, strict=True)]
     together = all_to_all(
         torch.cat([tensor for part in parts for tensor in part], 1),
@@ -103,7 +106,7 @@ def _to_heads(
         concat_sizes=lengths,
     )
     own = kv_counts[group.rank]
-    q, k, v = together.split([q_counts[group.rank], own, own], 1)
+    q, k, v = torch.split(together, [q_counts[group.rank], own, own], 1)
     return q, k, v
 
 
@@ -133,24 +136,15 @@ def _check(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: _C.Communicator, lengths: Sequence[int] | None
 ) -> list[int]:
     """Tokens of each rank."""
-    fits = q.dim() == k.dim() == v.dim() == 4 and q.shape[0] == k.shape[0] and k.shape[:3] == v.shape[:3]
-    if not fits or q.shape[2:] != k.shape[2:]:
+    require_attention(q, k, v, where=_WHERE, who=who(group))
+    if q.shape[2] != k.shape[2]:
         refuse(
-            "shapes of an attention do not fit each other",
+            "there are other numbers of queries and keys",
             where=_WHERE,
             who=who(group),
-            which="q, k and v",
-            expected="[B, H, n, D], [B, K, n, D] and [B, K, n, E]",
+            which="q and k",
+            expected="tokens of one sequence",
             got=f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}",
-        )
-    if not q.dtype == k.dtype == v.dtype:
-        refuse(
-            "an attention has several dtypes",
-            where=_WHERE,
-            who=who(group),
-            which="q, k and v",
-            expected="one dtype",
-            got=f"{q.dtype}, {k.dtype}, {v.dtype}",
         )
     every = [q.shape[2]] * group.size if lengths is None else list(lengths)
     if len(every) != group.size or every[group.rank] != q.shape[2]:
