@@ -43,6 +43,27 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Gemma": ("Gemma", {"num_key_value_heads": 1}),
     "Gemma2": ("Gemma2", {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 2.0, **WINDOW}),
     "GPT2": ("GPT2", {"n_inner": 40}),
+    "Llama, dynamic rotation": (
+        "Llama",
+        {
+            "max_position_embeddings": 8,
+            "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
+        },
+    ),
+    "Llama, long rotation": (
+        "Llama",
+        {
+            "max_position_embeddings": 64,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "factor": 4.0,
+                "rope_theta": 10000.0,
+                "original_max_position_embeddings": 16,
+                "short_factor": [1.0] * 4,
+                "long_factor": [1.5, 2.0, 3.0, 4.0],
+            },
+        },
+    ),
 }
 
 
@@ -227,6 +248,53 @@ def check_the_rest(group: zeroth.Communicator, mesh: zeroth.Mesh) -> None:
     close(model(ids, labels=ids).loss.detach(), first.loss.detach(), "beside another split model", BOUND)
     one.remove()
 
+    # Autocast: the attention gets what torch's own gets.
+    small = build("Llama").float()
+    for method in ("ulysses", "ring"):
+        with torch.autocast("cpu", torch.bfloat16):
+            plain = small(ids, use_cache=False).logits
+            cast = parallel.split_sequence(small, group, method)  # type: ignore[arg-type]
+            close(cast.gather(small(ids).logits), plain, f"autocast, {method}")
+        cast.remove()
+
+    # Another model, verified: and one whose embedding looks at its neighbours.
+    other.train()
+    two = parallel.split_sequence(other, group, "ring")
+    assert two.verify(1e-9, input_ids=ids, labels=ids) < 1e-9 and other.training
+    spread = other.get_input_embeddings().register_forward_hook(lambda m, i, out: out + out.roll(1, 1))
+    with refused("MODEL", "other logits with its sequence split.*which: LlamaForCausalLM"):
+        two.verify(input_ids=ids)
+    spread.remove()
+    two.remove()
+
+    # Under an engine, whose mean over the ranks is half of the sum that the sequence needs.
+    curves = []
+    for stage in (0, 3):
+        trained = build("Llama").train()
+        trained.gradient_checkpointing_enable()
+        parallel.split_sequence(trained, group, "ring" if stage == 3 else "ulysses")
+        optimizer = {"type": "SGD", "params": {"lr": 0.1 * group.size}}
+        config = {"zero_optimization": {"stage": stage}, "optimizer": optimizer}
+        engine = zeroth.Engine(trained, config, world=zeroth.World.from_environment(), log_level="off")
+        curve = []
+        for _ in range(3):
+            output = engine(input_ids=ids, labels=ids)
+            engine.backward(output.loss)
+            engine.step()
+            curve.append(output.loss.detach())
+        engine.close()
+        curves.append(torch.stack(curve))
+    plain_model, curve = build("Llama").train(), []
+    sgd = torch.optim.SGD(plain_model.parameters(), lr=0.1)
+    for _ in range(3):
+        loss = loss_of(plain_model(ids, use_cache=False).logits, ids)
+        sgd.zero_grad()
+        loss.backward()
+        sgd.step()
+        curve.append(loss.detach())
+    for one in curves:
+        close(one, torch.stack(curve), "steps of an engine", BOUND)
+
     # Activation checkpointing: backward runs the attention again, after another forward of the same model.
     model.zero_grad()
     first.loss.backward()
@@ -337,6 +405,8 @@ def check_refusals(group: zeroth.Communicator, mesh: zeroth.Mesh) -> None:
         ("which: mixer.1, Conv1d", Recurrent(torch.nn.Conv1d, 8, 8, 3)),
         ("which: mixer.1, BatchNorm1d", Recurrent(torch.nn.BatchNorm1d, 8)),
         ("none of transformers", torch.nn.Linear(2, 2)),
+        ("not one of each token.*got: ForSequenceClassification", transformers.LlamaForSequenceClassification(
+            transformers.LlamaConfig(**SMALL))),
         ("has an encoder", transformers.T5ForConditionalGeneration(transformers.T5Config(
             vocab_size=9, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2))),
         ("transformers' attention interface", transformers.BloomForCausalLM(transformers.BloomConfig(

@@ -197,6 +197,9 @@ def split_attention(
             got=type(attention_mask).__name__,
             hint="only self-attention of all tokens can be split; pass masks to the model that was split",
         )
+    if torch.is_autocast_enabled(query.device.type):  # as torch does for its own attention
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     rule = BlockRule(
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
         mask=attention_mask.mask,

@@ -31,6 +31,8 @@ class Sample:
     """of a grid: over the ring alone; else the same"""
     length: int
     """tokens that were given"""
+    positions: torch.Tensor
+    """int [..., S]: of all tokens"""
     documents: torch.Tensor | None
     """int [1 or B, S]: number of each token's document; None: one document"""
     labels: torch.Tensor | None

@@ -10,22 +10,28 @@ from torch.nn import functional
 
 from zeroth import _C
 from zeroth._C import reduce_from_group
-from zeroth.parallel import layout as layouts
 from zeroth.parallel._random import mixed
 from zeroth.parallel._refuse import refuse, who
-from zeroth.parallel.hf_attention import METHODS, BoundName, SequenceBinding, SplitMask, bind, register
+from zeroth.parallel.cut import cut_sample
+from zeroth.parallel.hf_attention import METHODS, BoundName, SequenceBinding, bind, register
 from zeroth.parallel.layout import SequenceLayout
-from zeroth.parallel.masks import SequenceMask, documents_of, documents_of_boundaries
-from zeroth.parallel.sample import IGNORED, Sample, pad_to, require_same, shifted
-from zeroth.parallel.split_checks import CONSUMED, SAME, require_groups, require_heads, require_known, require_model
+from zeroth.parallel.sample import IGNORED, Sample, require_same
+from zeroth.parallel.split_checks import (
+    CONSUMED,
+    SAME,
+    depends_on_length,
+    loss_type_of,
+    require_groups,
+    require_heads,
+    require_known,
+    require_model,
+)
 
 from zeroth.parallel.vocab_loss import cross_entropy_sum
 
 __all__ = ["SplitModel", "split_sequence"]
 
 _WHERE = "parallel.split_sequence"
-_ALIGNED = {"ForMaskedLM", "ForTokenClassification"}
-"""losses whose labels belong to the tokens themselves"""
 
 
 class SplitModel:
@@ -36,14 +42,13 @@ class SplitModel:
         self.binding = binding
         self.kind = layout
         self._signature = inspect.signature(model.forward)
+        self._has_cache = "use_cache" in self._signature.parameters
         self._random: torch.Tensor | None = None
         self.cross_entropy: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = cross_entropy_sum
         """logits [N, size], labels [N] -> their sum; another one where ranks share the vocabulary"""
-        self._names = bind(model, BoundName(METHODS[binding.method], binding))
-        self._hooks = [
-            model.register_forward_pre_hook(self._before, with_kwargs=True),
-            model.register_forward_hook(self._after, with_kwargs=True, always_call=True),
-        ]
+        self._names: list[tuple[Any, str]] = []
+        self._hooks: list[Any] = []
+        self._attach()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SplitModel":
         """Groups are not copied; the configuration of a copy has a name without a group, which says so when it runs."""
@@ -58,13 +63,56 @@ class SplitModel:
         """Which tokens each rank had in the last forward."""
         return self._sample().layout
 
+    def _attach(self) -> None:
+        model = self.model
+        self._names = bind(model, BoundName(METHODS[self.binding.method], self.binding))
+        self._hooks = [
+            model.register_forward_pre_hook(self._before, with_kwargs=True),
+            model.register_forward_hook(self._after, with_kwargs=True, always_call=True),
+        ]
+        for module in model.modules():
+            if depends_on_length(module):
+                self._hooks.append(module.register_forward_pre_hook(self._with_all_positions, with_kwargs=True))
+                self._hooks.append(module.register_forward_hook(self._of_own_positions))
+
     def remove(self) -> None:
         """The model is as it was: it has its own attention again, and takes whole sequences for itself."""
         for hook in self._hooks:
             hook.remove()
         for config, name in self._names:
             config._attn_implementation = name
-        self._names = []
+        self._names, self._hooks = [], []
+
+    def verify(self, bound: float = 1e-4, **inputs: Any) -> float:
+        """Runs a sample, whole, through the model as it was on every rank, and split, without gradients, and returns
+        the largest difference of the logits, relative to the largest logit. A call of all ranks, for a look at a model
+        that nobody has split before. Raises Error MODEL if the difference is above `bound`."""
+        inputs = {name: value for name, value in inputs.items() if name not in CONSUMED}
+        training = self.model.training
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                self.remove()
+                try:
+                    whole = self.model(**inputs, **({"use_cache": False} if self._has_cache else {})).logits
+                finally:
+                    self._attach()
+                split = self.gather(self.model(**inputs).logits)
+        finally:
+            self.model.train(training)
+        difference = float((split - whole).abs().max() / whole.abs().max().clamp(min=1e-30))
+        if not difference <= bound:
+            refuse(
+                "a model gives other logits with its sequence split",
+                code="MODEL",
+                where="parallel.SplitModel.verify",
+                who=who(self.group),
+                which=type(self.model).__name__,
+                expected=f"a relative difference of at most {bound}",
+                got=difference,
+                hint="something in it looks along the sequence besides its attention: keep its sequence whole",
+            )
+        return difference
 
     def gather(self, tensor: torch.Tensor, dim: int = 1) -> torch.Tensor:
         """All tokens, in their order, of a tensor that has this rank's tokens of the last forward along `dim`: logits,
@@ -93,7 +141,9 @@ class SplitModel:
         given = self._named(args, kwargs)
         require_known(given, who(self.group))
         require_same({name: given.get(name) for name in SAME}, self.group, where=_WHERE)
-        local = self._cut(given)
+        local, self.binding.sample = cut_sample(given, self.binding, self.kind, loss_type_of(model))
+        if self._has_cache:
+            local["use_cache"] = False
         self.binding.calls = 0
         if model.training and self.group.size > 1:  # dropout outside attention must differ between ranks, too
             seed = int(torch.randint(1 << 62, (), dtype=torch.int64))
@@ -121,102 +171,6 @@ class SplitModel:
                 named[name] = value
         return named
 
-    def _cut(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of this rank's tokens, and the sample of this forward."""
-        tokens: torch.Tensor = given["inputs_embeds"] if given.get("input_ids") is None else given["input_ids"]
-        batch, length = tokens.shape[:2]
-        padded, layout, outer = self._layout(length)
-        positions = given.get("position_ids")
-        mask = given.get("attention_mask")
-        documents = None
-        if given.get("cu_seq_lens_q") is not None:
-            documents = documents_of_boundaries(given["cu_seq_lens_q"], length)
-        elif positions is not None and mask is None:
-            documents = documents_of(positions if positions.dim() == 2 else positions[0])
-        if positions is None:
-            positions = torch.arange(length, device=tokens.device)[None]
-        labels, valid = self._labels(given, padded)
-        rank = self.group.rank
-        self.binding.sample = Sample(
-            layout=layout,
-            outer=outer,
-            length=length,
-            documents=None if documents is None else pad_to(documents, 1, padded, -1),
-            labels=None if labels is None else layout.cut(labels, 1, rank),
-            valid=valid,
-        )
-        local = {name: value for name, value in given.items() if name not in CONSUMED}
-        for name in ("input_ids", "inputs_embeds", "token_type_ids"):
-            if local.get(name) is not None:
-                local[name] = layout.cut(pad_to(local[name], 1, padded), 1, rank)
-        local["position_ids"] = layout.cut(pad_to(positions, -1, padded), -1, rank)
-        local["attention_mask"] = self._mask(mask, batch, length, padded, tokens.device)
-        if "use_cache" in self._signature.parameters:
-            local["use_cache"] = False
-        return local
-
-    def _layout(self, length: int) -> tuple[int, SequenceLayout, SequenceLayout]:
-        """Tokens with those that fill up: none, where each chunk has one. Layout over all ranks, and over a ring."""
-        cut = layouts.zigzag if self.kind == "zigzag" else layouts.contiguous
-        grid, ring = self.binding.ulysses, self.binding.ring
-        ranks = self.group.size
-        padded = max(length, 2 * ranks if self.kind == "zigzag" else ranks)
-        if grid is None or ring is None:
-            whole = cut(padded, ranks)
-            return padded, whole, whole
-        outer = cut(padded, ring.size)
-        return padded, layouts.on_grid(outer, grid.size), outer
-
-    def _labels(self, given: Mapping[str, Any], padded: int) -> tuple[torch.Tensor | None, float]:
-        """Of the whole sequence, each at the token that predicts it; and what the loss is divided by."""
-        labels = given.get("shift_labels")
-        if labels is None and given.get("labels") is not None:
-            kind = getattr(self.model, "loss_type", None) or "ForCausalLM"
-            if kind != "ForCausalLM" and kind not in _ALIGNED:
-                refuse(
-                    "the loss of this model is no mean over tokens",
-                    where=_WHERE,
-                    which=f"labels of {type(self.model).__name__}",
-                    expected="a loss of each token: " + ", ".join(["ForCausalLM", *sorted(_ALIGNED)]),
-                    got=kind,
-                    hint="compute the loss outside, from SplitModel.gather()",
-                )
-            labels = given["labels"] if kind in _ALIGNED else shifted(given["labels"])
-        if labels is None:
-            return None, 0.0
-        ignored = given.get("ignore_index")
-        if ignored is not None and ignored != IGNORED:
-            labels = labels.masked_fill(labels == ignored, IGNORED)
-        items = given.get("num_items_in_batch")
-        valid = float(items) if items is not None else float(max(int((labels != IGNORED).sum()), 1))
-        return pad_to(labels, 1, padded, IGNORED), valid
-
-    def _mask(self, mask: Any, batch: int, length: int, padded: int, device: torch.device) -> Any:
-        """What the model makes its masks from: one of the keys of the whole sequence, or a prepared one."""
-        if isinstance(mask, Mapping):
-            return {name: self._mask(one, batch, length, padded, device) for name, one in mask.items()}
-        if mask is None:
-            mask = torch.ones(batch, length, dtype=torch.bool, device=device)
-        if mask.dim() == 2 and mask.shape == (batch, length):
-            return pad_to(mask, 1, padded)
-        if mask.dim() != 4 or mask.shape[0] not in (1, batch) or mask.shape[2:] != (length, length):
-            refuse(
-                "a mask is not of the whole sequence",
-                where=_WHERE,
-                who=who(self.group),
-                which="attention_mask",
-                expected=f"[{batch}, {length}] or [1 or {batch}, 1 or heads, {length}, {length}]",
-                got=list(mask.shape),
-            )
-        sample = self._sample()
-        if mask.dtype == torch.bool and mask.shape[1] > 1:
-            mask = torch.zeros(mask.shape, device=device).masked_fill(~mask, -torch.inf)
-        if mask.dtype == torch.bool:
-            seen = pad_to(pad_to(mask, 2, padded), 3, padded)
-            return SplitMask(SequenceMask.matrix(seen), sample.layout, sample.outer)
-        bias = pad_to(pad_to(mask, 2, padded), 3, padded, -torch.inf)
-        return SplitMask(SequenceMask(), sample.layout, sample.outer, bias)
-
     def _after(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if self._random is not None:
             torch.set_rng_state(self._random)
@@ -242,6 +196,19 @@ class SplitModel:
         fields = {name: value for name, value in output.items() if name != "loss"}
         kind: Any = type(output)
         return kind(loss=loss, **fields)
+
+    def _with_all_positions(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Frequencies of a rotation that depend on the longest position need those of all ranks."""
+        positions = self._sample().positions
+        if "position_ids" in kwargs:
+            return args, {**kwargs, "position_ids": positions}
+        return (args[0], positions, *args[2:]), kwargs
+
+    def _of_own_positions(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        layout = self._sample().layout
+        return tuple(layout.cut(table, -2, self.group.rank) for table in output)
 
     def _loss(self, logits: torch.Tensor, sample: Sample) -> torch.Tensor:
         """The whole loss, whose gradient is that of this rank's tokens."""

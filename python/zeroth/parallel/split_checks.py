@@ -13,7 +13,17 @@ from zeroth import _C
 from zeroth.parallel._refuse import refuse, who
 from zeroth.parallel.hf_attention import METHODS
 
-__all__ = ["CONSUMED", "SAME", "require_groups", "require_heads", "require_known", "require_model"]
+__all__ = [
+    "ALIGNED",
+    "CONSUMED",
+    "SAME",
+    "depends_on_length",
+    "loss_type_of",
+    "require_groups",
+    "require_heads",
+    "require_known",
+    "require_model",
+]
 
 _WHERE = "parallel.split_sequence"
 SAME = (
@@ -47,6 +57,8 @@ _REFUSED: dict[str, str] = {
     "encoder_hidden_states": "only self-attention can be split",
     "logits_to_keep": "each rank has the logits of its own tokens",
 }
+ALIGNED = {"ForMaskedLM", "ForTokenClassification"}
+"""losses whose labels belong to the tokens themselves"""
 _LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 
 
@@ -92,6 +104,18 @@ def require_groups(
             got=f"rank {ulysses.rank}/{ulysses.size} of ulysses, {ring.rank}/{ring.size} of ring",
             hint='mesh.axes(["ring", "ulysses"]) is the group of mesh.axis("ring") and mesh.axis("ulysses")',
         )
+
+
+def loss_type_of(model: nn.Module) -> str:
+    """As transformers names it; "ForCausalLM" where it has no other one."""
+    return getattr(model, "loss_type", None) or "ForCausalLM"
+
+
+def depends_on_length(module: nn.Module) -> bool:
+    """Whether it is a rotary embedding whose frequencies follow from the longest position."""
+    kind = getattr(module, "rope_type", None)
+    kinds = kind.values() if isinstance(kind, Mapping) else [kind]
+    return any(isinstance(one, str) and ("dynamic" in one or one == "longrope") for one in kinds)
 
 
 _ALONG = (nn.RNNBase, nn.RNNCellBase, _BatchNorm, nn.MultiheadAttention)
@@ -151,6 +175,26 @@ def require_model(model: nn.Module) -> None:
             which=type(model).__name__,
             expected="attention by transformers.AttentionInterface",
             got="an attention of its own",
+        )
+    kind = loss_type_of(model)
+    if kind != "ForCausalLM" and kind not in ALIGNED:
+        refuse(
+            "the output of a model is not one of each token",
+            code="MODEL",
+            where=_WHERE,
+            which=type(model).__name__,
+            expected="a model with logits of each token: " + ", ".join(["ForCausalLM", *sorted(ALIGNED)]),
+            got=kind,
+            hint="split the model inside, and compute the output from SplitModel.gather()",
+        )
+    if getattr(config.get_text_config(), "attn_temperature_tuning", False):
+        refuse(
+            "an attention counts positions by itself, from the first token that it is given",
+            code="MODEL",
+            where=_WHERE,
+            which=f"attn_temperature_tuning of {type(model).__name__}",
+            expected="False",
+            got="True",
         )
     if getattr(config, "output_router_logits", False):
         refuse(
