@@ -314,6 +314,10 @@ def check_the_rest(group: zeroth.Communicator, mesh: zeroth.Mesh) -> None:
         noisy = build("GPT2", attn_pdrop=0.3, embd_pdrop=0.2, resid_pdrop=0.1, num_key_value_heads=4).train()
         split = parallel.split_sequence(noisy, group, method)  # type: ignore[arg-type]
         runs = []
+        dropped: list[torch.Tensor] = []  # where embeddings of the first tokens are
+        noisy.transformer.drop.register_forward_hook(
+            lambda module, args, out, dropped=dropped: dropped.append((out[:1, :4] == 0).to(torch.uint8))
+        )
         for checkpointing in (False, True):
             if checkpointing:
                 noisy.gradient_checkpointing_enable()
@@ -323,6 +327,8 @@ def check_the_rest(group: zeroth.Communicator, mesh: zeroth.Mesh) -> None:
             after = torch.randint(1 << 40, (1,))
             assert len(set(group.all_gather(after).tolist())) == 1
             loss.backward()
+            every = group.all_gather(dropped[-1].contiguous())
+            assert len({tuple(row.tolist()) for row in every.reshape(group.size, -1)}) == group.size
             runs.append([loss.detach(), *(p.grad.clone() for p in noisy.parameters())])
         for a, b in zip(*runs, strict=True):
             close(a, b, f"dropout with checkpointing, {method}", BOUND)
