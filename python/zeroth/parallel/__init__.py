@@ -1,26 +1,4 @@
-"""Tensor and sequence parallelism: what the ranks of a mesh's axis compute together, with gradients.
-
-    tp = world.mesh({"dp": 2, "tp": 2}).axis("tp")
-    x = zeroth.parallel.copy_to_group(x, tp)                      # column-parallel, then row-parallel:
-    y = torch.relu(x @ w1_own_columns) @ w2_own_rows              # this rank's part of a sum
-    y = zeroth.parallel.reduce_from_group(y, tp)
-
-The calls (x: a dense CPU tensor of the dtypes of zeroth.Communicator, contiguous or not; group: a Communicator):
-
-    copy_to_group      forward x                        backward sum of the gradients over the ranks
-    reduce_from_group  forward sum over the ranks       backward the gradient as it is
-    split_to_group     forward own slice of a dim       backward all_gather
-    gather_from_group  forward all_gather               backward own slice
-    all_reduce         forward sum over the ranks       backward sum over the ranks
-    all_gather         forward slices of all ranks      backward reduce_scatter
-    reduce_scatter     forward own slice of the sum     backward all_gather
-    all_to_all         forward slices to and from all   backward the reverse
-    ring_shift         forward to the next rank         backward to the rank before
-
-The first four are for values that all ranks of the group have alike, the others for values that differ from rank to
-rank. All ranks of the group make the same calls in the same order, forward and backward, with requires_grad alike. They
-block, may stand inside torch.utils.checkpoint, and return `x` itself in a group of one. Sums are in rank order.
-"""
+"""Tensor and sequence parallelism: axes of a mesh, and calls between its ranks that autograd knows."""
 
 from zeroth._C import (
     PendingSum,
@@ -41,6 +19,7 @@ from zeroth._C import (
     split_to_group,
     vocab_cross_entropy,
 )
+from zeroth.parallel.cuts import part_range, part_sizes, sequence_indices, sequence_sizes
 from zeroth.parallel.grid import grid_attention
 from zeroth.parallel.heads import HeadSplit, split_heads
 from zeroth.parallel.layout import SequenceLayout, contiguous, on_grid, zigzag
@@ -84,6 +63,8 @@ __all__ = [
     "grid_attention",
     "on_grid",
     "parallelize",
+    "part_range",
+    "part_sizes",
     "pass_state",
     "redistribute",
     "reduce_from_group",
@@ -91,6 +72,8 @@ __all__ = [
     "reduce_scatter",
     "ring_attention",
     "ring_shift",
+    "sequence_indices",
+    "sequence_sizes",
     "slice_sizes",
     "split_heads",
     "split_sequence",
