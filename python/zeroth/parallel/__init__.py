@@ -31,6 +31,10 @@ from zeroth.parallel.split import SplitModel, split_sequence
 from zeroth.parallel.state import pass_state
 from zeroth.parallel.tensor import ColumnLinear, RowLinear, VocabEmbedding
 from zeroth.parallel.tensor_plan import Share, TensorPlan, find_plan
+from zeroth.parallel.tile_hf_loss import TiledLoss, tile_loss
+from zeroth.parallel.tile_runs import agree_on_tiles, run_tiles
+from zeroth.parallel.tiled_loss import tiled_loss, tiled_loss_sum
+from zeroth.parallel.tiled_mlp import TiledMlps, tile_mlps, tiled_mlp
 from zeroth.parallel.ulysses import ulysses_attention
 
 __all__ = [
@@ -48,7 +52,10 @@ __all__ = [
     "Split",
     "SplitModel",
     "TensorPlan",
+    "TiledLoss",
+    "TiledMlps",
     "VocabEmbedding",
+    "agree_on_tiles",
     "all_gather",
     "all_reduce",
     "all_to_all",
@@ -72,12 +79,18 @@ __all__ = [
     "reduce_scatter",
     "ring_attention",
     "ring_shift",
+    "run_tiles",
     "sequence_indices",
     "sequence_sizes",
     "slice_sizes",
     "split_heads",
     "split_sequence",
     "split_to_group",
+    "tile_loss",
+    "tile_mlps",
+    "tiled_loss",
+    "tiled_loss_sum",
+    "tiled_mlp",
     "ulysses_attention",
     "vocab_cross_entropy",
     "zigzag",

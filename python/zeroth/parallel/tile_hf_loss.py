@@ -1,0 +1,207 @@
+"""tiled_loss() inside a causal language model of Hugging Face, without a change to it.
+
+While the model's forward runs with labels, its head gives no logits but an object that remembers the hidden states and
+what the model does to logits (a factor, a soft cap). The model's loss function takes it apart."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from zeroth import _C
+from zeroth.parallel.tiled_loss import LogitStep, tiled_loss_sum
+
+__all__ = ["TiledLoss", "tile_loss"]
+
+
+class _Logits:
+    """Logits that nobody has computed."""
+
+    def __init__(self, hidden: torch.Tensor, vocabulary: int, steps: tuple[LogitStep, ...] = ()) -> None:
+        self.hidden, self.vocabulary, self.steps = hidden, vocabulary, steps
+
+    def _then(self, *steps: LogitStep) -> "_Logits":
+        return _Logits(self.hidden, self.vocabulary, (*self.steps, *steps))
+
+    def __mul__(self, factor: object) -> "_Logits":
+        return self._then(_number("mul", factor))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: object) -> "_Logits":
+        return self._then(1.0 / _number("div", divisor))
+
+    def tanh(self) -> "_Logits":
+        return self._then(None)
+
+    def float(self) -> "_Logits":
+        return self
+
+    def to(self, *_: object, **__: object) -> "_Logits":
+        return self
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if function is torch.tanh and isinstance(args[0], cls):
+            return args[0].tanh()
+        if function is torch.mul and len(args) == 2:
+            return args[0] * args[1] if isinstance(args[0], cls) else args[1] * args[0]
+        if function is torch.div and len(args) == 2 and isinstance(args[0], cls):
+            return args[0] / args[1]
+        raise _unknown(getattr(function, "__name__", str(function)))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise _unknown(name)
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, (int, float)):
+        return float(value)
+    raise _unknown(f"{name} by a {type(value).__name__}")
+
+
+def _unknown(what: str) -> _C.Error:
+    return _C.make_error(
+        "USAGE",
+        "the model does something to its logits that tiles cannot follow",
+        where="parallel.tile_loss",
+        which=what,
+        expected="factors, tanh, conversions, and then loss_function(logits=..., labels=...)",
+        hint="call tiled_loss(hidden, weight, labels) in a loss of your own",
+    )
+
+
+class TiledLoss:
+    """A model whose loss is tiled since tile_loss(); undo() ends it."""
+
+    def __init__(self, model: nn.Module, head: nn.Linear, tiles: int | None, group: _C.Communicator | None) -> None:
+        self.calls = 0
+        """losses so far"""
+        self._model, self._head, self._tiles, self._group = model, head, tiles, group
+        self._active = False
+        self._signature = inspect.signature(model.forward)
+        self._heads, self._models = head.forward, model.forward
+        self._had_loss = vars(model).get("_loss_function")
+        head.forward = functools.wraps(head.forward)(functools.partial(self._give_logits))  # type: ignore[method-assign]
+        model.forward = functools.wraps(model.forward)(functools.partial(self._forward))
+        model.loss_function = self._loss  # type: ignore[assignment]
+
+    def undo(self) -> None:
+        """The model is as before."""
+        for module in (self._head, self._model):
+            vars(module).pop("forward", None)
+        vars(self._model).pop("_loss_function", None)
+        if self._had_loss is not None:
+            self._model.loss_function = self._had_loss
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        given = self._signature.bind_partial(*args, **kwargs).arguments
+        if given.get("labels") is None:
+            return self._models(*args, **kwargs)
+        self._active = True
+        try:
+            result = self._models(*args, **kwargs)
+        finally:
+            self._active = False
+        if isinstance(result, tuple):
+            return tuple(one for one in result if not isinstance(one, _Logits))
+        return type(result)(**{name: value for name, value in result.items() if not isinstance(value, _Logits)})
+
+    def _give_logits(self, hidden: Any) -> Any:
+        if not self._active:
+            return self._heads(hidden)
+        if isinstance(hidden, torch.Tensor):
+            return _Logits(hidden, self._head.out_features)
+        logits, labels, ignore_index = hidden  # the second call, from _loss(): here the weight is gathered
+        return tiled_loss_sum(
+            logits.hidden,
+            self._head.weight,
+            labels,
+            self._tiles,
+            bias=self._head.bias,
+            ignore_index=ignore_index,
+            steps=logits.steps,
+        )
+
+    def _loss(
+        self,
+        logits: Any,
+        labels: torch.Tensor | None,
+        vocab_size: int | None = None,
+        num_items_in_batch: torch.Tensor | float | None = None,
+        ignore_index: int = -100,
+        shift_labels: torch.Tensor | None = None,
+        **_: object,
+    ) -> torch.Tensor:
+        """As transformers' ForCausalLMLoss."""
+        if not isinstance(logits, _Logits):
+            raise _unknown(f"a {type(logits).__name__} came to the loss")
+        if shift_labels is None:
+            assert labels is not None
+            if self._group is not None and self._group.size > 1:
+                raise _C.make_error(
+                    "USAGE",
+                    "labels of a part of a sequence must be shifted before it is cut",
+                    where="parallel.tile_loss",
+                    which="shift_labels",
+                    expected="shift_labels=..., as SequenceBatches gives them",
+                    got="labels only",
+                )
+            shift_labels = nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:].contiguous()
+        self.calls += 1
+        total, valid = self._head((logits, shift_labels.to(logits.hidden.device), ignore_index))
+        group = self._group
+        if num_items_in_batch is None:
+            counted = torch.tensor([valid])
+            if group is not None:
+                group.all_reduce(counted)
+            num_items_in_batch = float(max(1, int(counted)))
+        elif isinstance(num_items_in_batch, torch.Tensor):
+            num_items_in_batch = num_items_in_batch.to(total.device)
+        loss: torch.Tensor = total / num_items_in_batch
+        if group is None or group.size == 1:
+            return loss
+        from zeroth.parallel import reduce_from_group
+
+        return reduce_from_group(loss, group)
+
+
+def tile_loss(model: nn.Module, tiles: int | None = None, *, group: _C.Communicator | None = None) -> TiledLoss:
+    """Switches tiled_loss() on in a causal language model of Hugging Face: before or after an engine is built around
+    it. With labels, its forward returns the loss and no logits; without, it is as before.
+
+    `tiles`, `group`: as tiled_loss(). Labels are shifted as transformers does, or come as `shift_labels`, which a
+    `group` needs; `num_items_in_batch` is the divisor if it is given. A head may be tied to the embedding.
+    Raises Error USAGE, by name: no linear output layer, no loss_function, tiled already; and in a forward for a model
+    that does to its logits what tiles cannot follow."""
+    output = getattr(model, "get_output_embeddings", lambda: None)()
+    if not isinstance(output, nn.Linear) or not hasattr(type(model), "loss_function"):
+        raise _C.make_error(
+            "USAGE",
+            "this is no causal language model of Hugging Face",
+            where="parallel.tile_loss",
+            which=type(model).__name__,
+            expected="get_output_embeddings() gives a Linear, and loss_function can be set",
+            got=f"an output layer {type(output).__name__}",
+            hint="call tiled_loss(hidden, weight, labels) in a loss of your own",
+        )
+    if "forward" in vars(output) or isinstance(vars(model).get("_loss_function"), type(TiledLoss._loss)):
+        raise _C.make_error(
+            "USAGE",
+            "the loss of this model is tiled already",
+            where="parallel.tile_loss",
+            which=type(model).__name__,
+            hint="undo() the first tile_loss()",
+        )
+    return TiledLoss(model, output, tiles, group)
