@@ -233,4 +233,5 @@ class Engines(job.RankTest):
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     tier.main()

@@ -19,14 +19,20 @@ from zeroth._C import (
     split_to_group,
     vocab_cross_entropy,
 )
+from zeroth.parallel.batch_plan import BatchPlan, Work, group_sizes, plan_batch
+from zeroth.parallel.cut_batch import cut_batch, shifted_labels, whole_batch
 from zeroth.parallel.cuts import part_range, part_sizes, sequence_indices, sequence_sizes
 from zeroth.parallel.grid import grid_attention
 from zeroth.parallel.heads import HeadSplit, split_heads
 from zeroth.parallel.layout import SequenceLayout, contiguous, on_grid, zigzag
+from zeroth.parallel.length_cost import SequenceCost
+from zeroth.parallel.length_groups import LengthGroups
 from zeroth.parallel.masks import SequenceMask, documents_of, documents_of_boundaries
 from zeroth.parallel.parallelize import Parallel, parallelize
 from zeroth.parallel.ring import ring_attention
+from zeroth.parallel.run_plan import PlanResult, pack_sequences, run_plan
 from zeroth.parallel.sbp import Broadcast, Partial, Split
+from zeroth.parallel.sequence_batches import SequenceBatches
 from zeroth.parallel.split import SplitModel, split_sequence
 from zeroth.parallel.state import pass_state
 from zeroth.parallel.tensor import ColumnLinear, RowLinear, VocabEmbedding
@@ -38,14 +44,19 @@ from zeroth.parallel.tiled_mlp import TiledMlps, tile_mlps, tiled_mlp
 from zeroth.parallel.ulysses import ulysses_attention
 
 __all__ = [
+    "BatchPlan",
     "Broadcast",
     "ColumnLinear",
     "HeadSplit",
+    "LengthGroups",
     "Parallel",
     "Partial",
     "PendingSum",
+    "PlanResult",
     "RowLinear",
     "Sbp",
+    "SequenceBatches",
+    "SequenceCost",
     "SequenceLayout",
     "SequenceMask",
     "Share",
@@ -55,6 +66,7 @@ __all__ = [
     "TiledLoss",
     "TiledMlps",
     "VocabEmbedding",
+    "Work",
     "agree_on_tiles",
     "all_gather",
     "all_reduce",
@@ -63,25 +75,31 @@ __all__ = [
     "contiguous",
     "conversion_bytes",
     "copy_to_group",
+    "cut_batch",
     "documents_of",
     "documents_of_boundaries",
     "find_plan",
     "gather_from_group",
     "grid_attention",
+    "group_sizes",
     "on_grid",
+    "pack_sequences",
     "parallelize",
     "part_range",
     "part_sizes",
     "pass_state",
+    "plan_batch",
     "redistribute",
     "reduce_from_group",
     "reduce_from_group_async",
     "reduce_scatter",
     "ring_attention",
     "ring_shift",
+    "run_plan",
     "run_tiles",
     "sequence_indices",
     "sequence_sizes",
+    "shifted_labels",
     "slice_sizes",
     "split_heads",
     "split_sequence",
@@ -93,5 +111,6 @@ __all__ = [
     "tiled_mlp",
     "ulysses_attention",
     "vocab_cross_entropy",
+    "whole_batch",
     "zigzag",
 ]

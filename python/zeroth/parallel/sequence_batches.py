@@ -30,8 +30,9 @@ class SequenceBatches(Generic[_Batch]):
     DistributedSampler(..., num_replicas=data ranks, rank=data rank); that is checked, by a digest a batch. "rank": they
     give other samples, as by a sampler over all ranks; the group takes them one after the other, so there are as many
     batches as ranks for each of the loader's.
-    `layout`, `multiple`, `pad_id`, `ignore_index`: as cut_batch() and whole_batch(). By default nothing is padded: parts
-    may differ by one. `uneven`: "error", or "drop": all end with the first that has no more.
+    `layout`, `multiple`, `pad_id`, `ignore_index`: as cut_batch() and whole_batch(). By default nothing is padded:
+    parts may differ by one. `uneven`: "error", or "drop": all end with the first that has no more. `cut`: False gives
+    whole samples, for a model that cuts them itself (split_sequence()).
 
     Collective and blocking, once a batch: one all_gather of 32 bytes a rank in the group, and one all_reduce in `data`.
     Raises Error: MISMATCH on all ranks of a group, with their numbers, for other samples and for loaders that end
@@ -50,6 +51,7 @@ class SequenceBatches(Generic[_Batch]):
         pad_id: int = 0,
         ignore_index: int = -100,
         uneven: Literal["error", "drop"] = "error",
+        cut: bool = True,
     ) -> None:
         for which, got, known in (("dealt", dealt, ("group", "rank")), ("uneven", uneven, ("error", "drop"))):
             if got not in known:
@@ -57,7 +59,7 @@ class SequenceBatches(Generic[_Batch]):
         self._loader, self._group, self._data = loader, group, data
         self._dealt, self._names, self._layout = dealt, tuple(names), layout
         self._multiple, self._pad_id, self._ignore_index = multiple, pad_id, ignore_index
-        self._drops = uneven == "drop"
+        self._drops, self._cuts = uneven == "drop", cut
 
     def __len__(self) -> int:
         """Batches of this rank, if the loader has a length."""
@@ -85,7 +87,7 @@ class SequenceBatches(Generic[_Batch]):
                 self._data.all_reduce(counted)
                 counted /= self._data.size
             whole["num_items_in_batch"] = counted.clamp(min=1.0)
-        return cut_batch(whole, self._group.size, self._group.rank, self._layout)
+        return cut_batch(whole, self._group.size, self._group.rank, self._layout) if self._cuts else whole
 
     def _ends(self, sample: Mapping[str, Any] | None) -> bool:
         """All ranks of the group, and then of `data`, hear what the others have."""
@@ -158,7 +160,7 @@ def _digest(sample: Mapping[str, Any]) -> int:
     for name, value in sorted(sample.items()):
         if isinstance(value, torch.Tensor):
             digest.update(f"{name}{value.dtype}{list(value.shape)}".encode())
-            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return int.from_bytes(digest.digest())
 
 
@@ -169,7 +171,8 @@ _DTYPES = {
 
 
 def _shared(sample: Mapping[str, Any], root: int, group: _C.Communicator) -> dict[str, torch.Tensor]:
-    """The root's tensors on all ranks. Values that are no tensors stay behind. All ranks refuse what does not travel."""
+    """The root's tensors on all ranks. Values that are no tensors stay behind. All ranks refuse what does not
+    travel."""
     tensors = {name: value for name, value in sample.items() if isinstance(value, torch.Tensor)}
     about = json.dumps({name: [str(one.dtype), list(one.shape)] for name, one in tensors.items()}).encode()
     size = int(group.broadcast(torch.tensor([len(about)]), root))

@@ -109,14 +109,17 @@ class TiledLoss:
         given = self._signature.bind_partial(*args, **kwargs).arguments
         if given.get("labels") is None:
             return self._models(*args, **kwargs)
-        self._active = True
-        try:
-            result = self._models(*args, **kwargs)
-        finally:
-            self._active = False
+        result = self._with_tiles(*args, **kwargs)
         if isinstance(result, tuple):
             return tuple(one for one in result if not isinstance(one, _Logits))
         return type(result)(**{name: value for name, value in result.items() if not isinstance(value, _Logits)})
+
+    def _with_tiles(self, *args: Any, **kwargs: Any) -> Any:
+        self._active = True
+        try:
+            return self._models(*args, **kwargs)
+        finally:
+            self._active = False
 
     def _give_logits(self, hidden: Any) -> Any:
         if not self._active:
