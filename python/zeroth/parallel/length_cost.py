@@ -44,9 +44,10 @@ class SequenceCost:
         element_bytes: int = 2,
     ) -> "SequenceCost":
         """In seconds, of a decoder with causal attention. `intermediate`: of a gated MLP, default 8 h / 3; `kv_share`:
-        key and value heads by query heads; `call_s`: time of a call between ranks, four a layer in each direction. Backward computes twice what forward does, and exchanges as much. Ref:
-        Megatron-LM's 24 s h^2 + 4 s^2 h operations a layer (Narayanan et al., 2021, arXiv 2104.04473), half of the
-        second under a causal mask; volume of Ulysses: Jacobs et al., 2023, arXiv 2309.14509."""
+        key and value heads by query heads; `call_s`: time of a call between ranks, four a layer in each direction.
+        Backward computes twice what forward does, and exchanges as much. Ref: Megatron-LM's 24 s h^2 + 4 s^2 h
+        operations a layer (Narayanan et al., 2021, arXiv 2104.04473), half of the second under a causal mask; volume of
+        Ulysses: Jacobs et al., 2023, arXiv 2309.14509."""
         weights = (2 + 2 * kv_share) * hidden * hidden + 3 * hidden * (intermediate or 8 * hidden / 3)
         return cls(
             linear=3 * 2 * weights * layers / flops_per_s,

@@ -91,7 +91,8 @@ class TiledLoss:
         self._model, self._head, self._tiles, self._group = model, head, tiles, group
         self._active = False
         self._signature = inspect.signature(model.forward)
-        self._heads, self._models = head.forward, model.forward
+        self._heads: Callable[..., Any] = head.forward
+        self._models: Callable[..., Any] = model.forward
         self._had_loss = vars(model).get("_loss_function")
         head.forward = functools.wraps(head.forward)(functools.partial(self._give_logits))  # type: ignore[method-assign]
         model.forward = functools.wraps(model.forward)(functools.partial(self._forward))
