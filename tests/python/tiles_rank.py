@@ -153,11 +153,46 @@ def check_fp16(world: zeroth.World) -> None:
         assert torch.allclose(one, got[0], rtol=2e-3, atol=1e-5), got
 
 
+def check_parts(group: zeroth.Communicator) -> None:
+    """Ranks with parts of one loss, with other numbers of labels that count: the value is the whole loss, gradients add
+    up to the whole one."""
+    whole = model_of()
+    batches = [batch_of(rank) for rank in range(group.size)]
+    sums = [plain_loss(whole, ids, labels) * int((labels != -100).sum()) for ids, labels in batches]
+    expected = torch.stack(sums).sum() / sum(int((labels != -100).sum()) for _, labels in batches)
+    expected.backward()
+    ids, labels = batches[group.rank]
+
+    def of_head(model: Any) -> torch.Tensor:
+        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
+        return tiled_loss(hidden, model.lm_head.weight, labels, 3, group=group)
+
+    def of_model(model: Any) -> torch.Tensor:
+        tiled = tile_loss(model, 4, group=group)
+        try:
+            model(input_ids=ids, labels=labels)
+        except zeroth.Error as error:
+            assert "must be shifted before it is cut" in str(error), error
+        loss = model(input_ids=ids, labels=labels, shift_labels=labels).loss
+        assert tiled.calls == 1
+        return loss
+
+    for loss_of in (of_head, of_model):
+        model = model_of()
+        loss = loss_of(model)
+        assert abs(loss.item() - expected.item()) < EXACT, (loss, expected)
+        loss.backward()
+        for (name, parameter), other in zip(model.named_parameters(), whole.parameters(), strict=True):
+            worst = (group.all_reduce(parameter.grad) - other.grad).abs().max().item()
+            assert worst < EXACT, f"{name}: {worst}"
+
+
 def main() -> None:
     torch.set_num_threads(1)
     world = zeroth.World.from_environment()
     group = world.mesh({"dp": world.size}).axis("dp")
     check_agreement(group)
+    check_parts(group)
     check_fp16(world)
     check_engines(world, group)
     print("tiles: ok", flush=True)

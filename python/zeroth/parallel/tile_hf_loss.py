@@ -176,9 +176,7 @@ class TiledLoss:
         loss: torch.Tensor = total / num_items_in_batch
         if group is None or group.size == 1:
             return loss
-        from zeroth.parallel import reduce_from_group
-
-        return reduce_from_group(loss, group)
+        return _C.reduce_from_group(loss, group)
 
 
 def tile_loss(model: nn.Module, tiles: int | None = None, *, group: _C.Communicator | None = None) -> TiledLoss:
