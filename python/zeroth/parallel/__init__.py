@@ -23,7 +23,9 @@ from zeroth.parallel.batch_plan import BatchPlan, Work, group_sizes, plan_batch
 from zeroth.parallel.cut_batch import cut_batch, shifted_labels, whole_batch
 from zeroth.parallel.cuts import part_range, part_sizes, sequence_indices, sequence_sizes
 from zeroth.parallel.grid import grid_attention
+from zeroth.parallel.halo import fetch_rows, halo_exchange, heights_of, received_rows
 from zeroth.parallel.heads import HeadSplit, split_heads
+from zeroth.parallel.image_window import Window, WindowCut
 from zeroth.parallel.layout import SequenceLayout, contiguous, on_grid, zigzag
 from zeroth.parallel.length_cost import SequenceCost
 from zeroth.parallel.length_groups import LengthGroups
@@ -33,7 +35,17 @@ from zeroth.parallel.ring import ring_attention
 from zeroth.parallel.run_plan import PlanResult, pack_sequences, run_plan
 from zeroth.parallel.sbp import Broadcast, Partial, Split
 from zeroth.parallel.sequence_batches import SequenceBatches
+from zeroth.parallel.spatial import (
+    part_of_loss,
+    spatial_batch_norm,
+    spatial_conv2d,
+    spatial_mean,
+    spatial_pool2d,
+    split_rows,
+    whole_rows,
+)
 from zeroth.parallel.split import SplitModel, split_sequence
+from zeroth.parallel.split_images import SplitImages, split_images
 from zeroth.parallel.state import pass_state
 from zeroth.parallel.tensor import ColumnLinear, RowLinear, VocabEmbedding
 from zeroth.parallel.tensor_plan import Share, TensorPlan, find_plan
@@ -61,11 +73,14 @@ __all__ = [
     "SequenceMask",
     "Share",
     "Split",
+    "SplitImages",
     "SplitModel",
     "TensorPlan",
     "TiledLoss",
     "TiledMlps",
     "VocabEmbedding",
+    "Window",
+    "WindowCut",
     "Work",
     "agree_on_tiles",
     "all_gather",
@@ -78,17 +93,22 @@ __all__ = [
     "cut_batch",
     "documents_of",
     "documents_of_boundaries",
+    "fetch_rows",
     "find_plan",
     "gather_from_group",
     "grid_attention",
     "group_sizes",
+    "halo_exchange",
+    "heights_of",
     "on_grid",
     "pack_sequences",
     "parallelize",
+    "part_of_loss",
     "part_range",
     "part_sizes",
     "pass_state",
     "plan_batch",
+    "received_rows",
     "redistribute",
     "reduce_from_group",
     "reduce_from_group_async",
@@ -101,7 +121,13 @@ __all__ = [
     "sequence_sizes",
     "shifted_labels",
     "slice_sizes",
+    "spatial_batch_norm",
+    "spatial_conv2d",
+    "spatial_mean",
+    "spatial_pool2d",
     "split_heads",
+    "split_images",
+    "split_rows",
     "split_sequence",
     "split_to_group",
     "tile_loss",
@@ -112,5 +138,6 @@ __all__ = [
     "ulysses_attention",
     "vocab_cross_entropy",
     "whole_batch",
+    "whole_rows",
     "zigzag",
 ]

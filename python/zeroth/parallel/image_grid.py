@@ -1,0 +1,178 @@
+"""Domain x batch grids: how many ranks share an image, how many split the batch, by the bytes that each choice moves.
+
+P = r c ranks are r rows by c columns. Ranks of a column have the same images: each has some rows of them in
+convolutions and poolings (domain), and a part of the outputs of a linear layer (model). Ranks of a row have other images
+(batch). Bytes are what all ranks together receive in a step; e: bytes of an element, B: images of the batch.
+
+    halo of a window      B C W e * rows that travel (Window.cut()), once more in backward, but for the first layer
+    batch norm            c * 2 (r - 1) * (2 C + 1) e, once more in backward
+    rows before a linear  B C H W e (r - 1)
+    linear                B (r - 1) (out + 2 in) e: outputs are gathered, gradients of inputs summed
+    gradients             of a convolution or norm 2 (P - 1) |w| e, of a linear 2 (c - 1) |w| e
+    heights               c * 8 r (r - 1) for each window: ranks tell each other their rows
+
+Source: Gholami, Azad, Jin, Keutzer, Buluc, Integrated Model, Batch and Domain Parallelism in Training Neural Networks,
+2018, arXiv 1712.04432. A sum over r ranks of n elements moves 2 (r - 1) n: a reduce_scatter and an all_gather.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from zeroth import _C
+from zeroth.parallel.cuts import part_sizes
+from zeroth.parallel.halo import received_rows
+from zeroth.parallel.image_window import Window
+from zeroth.parallel.spatial import _padding, _pair
+
+__all__ = ["GridCost", "ImageLayer", "grid_cost", "image_layers", "plan_grid"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ImageLayer:
+    """A layer of a model over images, by what its traffic depends on. A frozen value."""
+
+    name: str
+    kind: Literal["window", "norm", "linear"]
+    channels: int
+    """of its input; a linear layer's input features"""
+    height: int = 1
+    width: int = 1
+    parameters: int = 0
+    outputs: int = 0
+    """of a linear layer"""
+    window: Window | None = None
+    """along the height"""
+    is_first: bool = False
+    """no gradient to its input is needed"""
+    follows_rows: bool = False
+    """a linear layer whose input is whole images: `channels` are all their elements"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class GridCost:
+    """Bytes of a step that all ranks together receive. A frozen value."""
+
+    rows: int
+    """ranks that share an image"""
+    columns: int
+    """ranks that split the batch"""
+    halo: int
+    statistics: int
+    """of batch norms"""
+    activations: int
+    """of linear layers, and rows gathered before them"""
+    gradients: int
+    heights: int
+
+    @property
+    def total(self) -> int:
+        return self.halo + self.statistics + self.activations + self.gradients + self.heights
+
+    def __str__(self) -> str:
+        parts = ", ".join(
+            f"{name} {getattr(self, name)}" for name in ("halo", "statistics", "activations", "gradients", "heights")
+        )
+        return f"{self.rows}x{self.columns}: {self.total} bytes ({parts})"
+
+
+def grid_cost(layers: Sequence[ImageLayer], batch: int, rows: int, columns: int, element_bytes: int = 4) -> GridCost:
+    """The cost of one grid. A pure function. Raises Error USAGE for a batch with fewer images than columns."""
+    if rows < 1 or columns < 1 or batch < columns:
+        raise _C.make_error(
+            "USAGE",
+            "a grid does not fit the batch",
+            where="parallel.grid_cost",
+            which=f"{rows}x{columns}",
+            expected="from 1 to as many columns as images",
+            got=f"{batch} images",
+        )
+    ranks, e = rows * columns, element_bytes
+    halo = statistics = activations = gradients = heights = 0
+    for layer in layers:
+        together = columns if layer.kind == "linear" else ranks
+        gradients += 2 * (together - 1) * layer.parameters * e
+        if layer.kind == "window":
+            assert layer.window is not None
+            parts = part_sizes(layer.height, rows)
+            travel = sum(received_rows(parts, layer.window.cut(parts).wanted))
+            halo += travel * batch * layer.channels * layer.width * e * (1 if layer.is_first else 2)
+            heights += columns * 8 * rows * (rows - 1)
+        elif layer.kind == "norm":
+            statistics += 2 * columns * 2 * (rows - 1) * (2 * layer.channels + 1) * e
+        else:
+            if layer.follows_rows:
+                activations += batch * layer.channels * (rows - 1) * e
+                heights += columns * 8 * rows * (rows - 1)
+            activations += batch * (rows - 1) * (layer.outputs + 2 * layer.channels) * e
+    return GridCost(
+        rows=rows,
+        columns=columns,
+        halo=halo,
+        statistics=statistics,
+        activations=activations,
+        gradients=gradients,
+        heights=heights,
+    )
+
+
+def plan_grid(layers: Sequence[ImageLayer], batch: int, ranks: int, element_bytes: int = 4) -> list[GridCost]:
+    """All grids of so many ranks that fit the batch, the one that moves least first; of equal ones the one with fewer
+    rows. A pure function. Raises Error USAGE if none fits."""
+    grids = [
+        grid_cost(layers, batch, rows, ranks // rows, element_bytes)
+        for rows in range(1, ranks + 1)
+        if ranks % rows == 0 and ranks // rows <= batch
+    ]
+    return sorted(grids, key=lambda one: (one.total, one.rows))
+
+
+def image_layers(model: nn.Module, images: torch.Tensor) -> list[ImageLayer]:
+    """The layers of a model in the order in which it calls them on `images` [1, C, H, W]: Conv2d, MaxPool2d, AvgPool2d,
+    BatchNorm2d and Linear. One forward in evaluation mode, without gradients."""
+    layers: list[ImageLayer] = []
+    names = {module: name for name, module in model.named_modules()}
+
+    def see(module: nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        layers.append(_layer(names[module], module, inputs[0], output, layers))
+
+    kinds = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d, nn.BatchNorm2d, nn.Linear)
+    handles = [module.register_forward_hook(see) for module in model.modules() if isinstance(module, kinds)]
+    training = model.training
+    try:
+        with torch.no_grad():
+            model.eval()(images)
+    finally:
+        model.train(training)
+        for handle in handles:
+            handle.remove()
+    return layers
+
+
+def _layer(
+    name: str, module: nn.Module, x: torch.Tensor, output: torch.Tensor, before: Sequence[ImageLayer]
+) -> ImageLayer:
+    parameters = sum(one.numel() for one in module.parameters() if one.requires_grad)
+    if isinstance(module, nn.Linear):
+        return ImageLayer(
+            name=name,
+            kind="linear",
+            channels=x.size(-1),
+            parameters=parameters,
+            outputs=output.size(-1),
+            follows_rows=not any(layer.kind == "linear" for layer in before),
+        )
+    size: dict[str, Any] = {"channels": x.size(1), "height": x.size(2), "width": x.size(3)}
+    if isinstance(module, nn.BatchNorm2d):
+        return ImageLayer(name=name, kind="norm", parameters=parameters, **size)
+    assert isinstance(module, (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d))
+    kernel = _pair(module.kernel_size)
+    stride = _pair(module.stride)
+    dilation = _pair(getattr(module, "dilation", 1))
+    top, bottom, _, _ = _padding(module.padding, kernel, stride, dilation)  # type: ignore[arg-type]
+    window = Window(size=kernel[0], stride=stride[0], before=top, after=bottom, dilation=dilation[0])
+    first = not any(layer.kind == "window" for layer in before)
+    return ImageLayer(name=name, kind="window", parameters=parameters, window=window, is_first=first, **size)
