@@ -1,7 +1,4 @@
-"""One rank: images that are split along their height, against whole ones; see spatial_test.py.
-
-spatial_rank.py        the suite
-"""
+"""One rank: images that are split along their height, against whole ones; see spatial_test.py."""
 
 from __future__ import annotations
 
@@ -16,11 +13,17 @@ from torch import nn
 
 import zeroth
 from zeroth.parallel import (
+    GridCost,
     Window,
+    copy_to_group,
     fetch_rows,
+    gather_from_group,
     halo_exchange,
+    heights_of,
+    image_layers,
     part_of_loss,
     part_sizes,
+    plan_grid,
     received_rows,
     spatial_batch_norm,
     spatial_conv2d,
@@ -152,6 +155,88 @@ def check_bytes(group: zeroth.Communicator) -> None:
     out.sum().backward()
 
 
+class GridNet(nn.Module):
+    """Convolutions, then linear layers over whole images."""
+
+    def __init__(self, channels: int, features: int) -> None:
+        super().__init__()
+        self.rows = nn.Sequential(
+            nn.Conv2d(3, channels, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(3, 2, 1),
+            nn.Conv2d(channels, 4, 3, padding=1),
+            nn.BatchNorm2d(4, track_running_stats=False),
+        )
+        self.first, self.last = nn.Linear(4 * 8 * 4, features), nn.Linear(features, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.rows(x).flatten(1)
+        return self.last(torch.tanh(self.first(x)))
+
+
+def own_linear(x: torch.Tensor, linear: nn.Linear, group: zeroth.Communicator) -> torch.Tensor:
+    """With this rank's outputs computed here; the others' come."""
+    sizes = part_sizes(linear.out_features, group.size)
+    weight, bias = (one.split(sizes)[group.rank] for one in (linear.weight, linear.bias))
+    return gather_from_group(F.linear(copy_to_group(x, group), weight, bias), 1, group, sizes)
+
+
+def check_grid(
+    world: zeroth.World,
+    grid: GridCost,
+    model: GridNet,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    gradients: list[torch.Tensor],
+) -> int:
+    """One step on a grid. Returns the bytes that all ranks received."""
+    mesh = world.mesh({"columns": grid.columns, "rows": grid.rows})
+    columns, rows = mesh.axis("columns"), mesh.axis("rows")
+    model = copy.deepcopy(model)
+    split_images(model, rows)
+    mine = [one.tensor_split(grid.columns)[columns.rank] for one in (images, labels)]
+    part = split_rows(mine[0], rows)
+    mesh.reset_received()
+    x = model.rows(part)
+    x = gather_from_group(x, 2, rows, heights_of(x, 2, rows)).flatten(1)
+    x = own_linear(torch.tanh(own_linear(x, model.first, rows)), model.last, rows)
+    (F.cross_entropy(x, mine[1], reduction="sum") / len(labels)).backward()
+    small = [one.grad.reshape(-1) for one in model.rows.parameters()]
+    total = mesh.world.all_reduce(torch.cat(small))
+    own = []
+    for linear in (model.first, model.last):
+        for one in linear.parameters():
+            own.append(columns.all_reduce(one.grad.split(part_sizes(len(one), rows.size))[rows.rank].contiguous()))
+    received = sum(group.received_bytes for group in {one.name: one for one in (mesh.world, columns, rows)}.values())
+    close(total, torch.cat([one.reshape(-1) for one in gradients[: len(small)]]), grid)
+    for one, other in zip(own, gradients[len(small) :], strict=True):
+        close(one, other.split(part_sizes(len(other), rows.size))[rows.rank], grid)
+    return int(world.mesh({"all": world.size}).world.all_reduce(torch.tensor([received])))
+
+
+def check_grids(world: zeroth.World) -> None:
+    """Each grid has the gradient of one process, and moves the bytes of its formula; the plan is the one that moves
+    least."""
+    chosen = []
+    for channels, features, batch in ((24, 6, 4), (4, 48, 4), (2, 400, 4), (4, 48, 2)):
+        torch.manual_seed(4)
+        model = GridNet(channels, features).double()
+        images, labels = torch.randn(batch, 3, 16, 8, dtype=torch.float64), torch.randint(0, 5, (batch,))
+        layers = image_layers(model, images[:1])
+        plan = plan_grid(layers, batch, world.size, 8)
+        counted = {}
+        for grid in plan:
+            whole = copy.deepcopy(model)
+            for own, label in zip(images.tensor_split(grid.columns), labels.tensor_split(grid.columns), strict=True):
+                (F.cross_entropy(whole(own), label, reduction="sum") / batch).backward()  # statistics of a column
+            gradients = [one.grad for one in whole.parameters()]
+            counted[grid.rows] = check_grid(world, grid, model, images, labels, gradients)
+            assert counted[grid.rows] == grid.total, f"{grid}: {counted[grid.rows]} counted"
+        assert plan[0].rows == min(counted, key=lambda rows: (counted[rows], rows)), (plan, counted)
+        chosen.append(plan[0].rows)
+    assert len(set(chosen)) == 3, chosen  # pure batch, mixed and pure domain are each best somewhere
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -230,6 +315,7 @@ def main() -> None:
     check_model(world, half.axis("domain"), half.axis("dp"))
     if hasattr(everyone, "received_bytes"):
         check_bytes(everyone)
+        check_grids(world)
     print("spatial: ok", flush=True)
 
 

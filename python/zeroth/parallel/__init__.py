@@ -25,6 +25,7 @@ from zeroth.parallel.cuts import part_range, part_sizes, sequence_indices, seque
 from zeroth.parallel.grid import grid_attention
 from zeroth.parallel.halo import fetch_rows, halo_exchange, heights_of, received_rows
 from zeroth.parallel.heads import HeadSplit, split_heads
+from zeroth.parallel.image_grid import GridCost, ImageLayer, grid_cost, image_layers, plan_grid
 from zeroth.parallel.image_window import Window, WindowCut
 from zeroth.parallel.layout import SequenceLayout, contiguous, on_grid, zigzag
 from zeroth.parallel.length_cost import SequenceCost
@@ -59,7 +60,9 @@ __all__ = [
     "BatchPlan",
     "Broadcast",
     "ColumnLinear",
+    "GridCost",
     "HeadSplit",
+    "ImageLayer",
     "LengthGroups",
     "Parallel",
     "Partial",
@@ -97,9 +100,11 @@ __all__ = [
     "find_plan",
     "gather_from_group",
     "grid_attention",
+    "grid_cost",
     "group_sizes",
     "halo_exchange",
     "heights_of",
+    "image_layers",
     "on_grid",
     "pack_sequences",
     "parallelize",
@@ -108,6 +113,7 @@ __all__ = [
     "part_sizes",
     "pass_state",
     "plan_batch",
+    "plan_grid",
     "received_rows",
     "redistribute",
     "reduce_from_group",

@@ -1,8 +1,8 @@
 """Domain x batch grids: how many ranks share an image, how many split the batch, by the bytes that each choice moves.
 
 P = r c ranks are r rows by c columns. Ranks of a column have the same images: each has some rows of them in
-convolutions and poolings (domain), and a part of the outputs of a linear layer (model). Ranks of a row have other images
-(batch). Bytes are what all ranks together receive in a step; e: bytes of an element, B: images of the batch.
+convolutions and poolings (domain), and a part of the outputs of a linear layer (model). Ranks of a row have other
+images (batch). Bytes are what all ranks together receive in a step; e: bytes of an element, B: images of the batch.
 
     halo of a window      B C W e * rows that travel (Window.cut()), once more in backward, but for the first layer
     batch norm            c * 2 (r - 1) * (2 C + 1) e, once more in backward
@@ -169,8 +169,8 @@ def _layer(
     if isinstance(module, nn.BatchNorm2d):
         return ImageLayer(name=name, kind="norm", parameters=parameters, **size)
     assert isinstance(module, (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d))
-    kernel = _pair(module.kernel_size)
-    stride = _pair(module.stride)
+    kernel = _pair(module.kernel_size)  # type: ignore[arg-type]
+    stride = _pair(module.stride)  # type: ignore[arg-type]
     dilation = _pair(getattr(module, "dilation", 1))
     top, bottom, _, _ = _padding(module.padding, kernel, stride, dilation)  # type: ignore[arg-type]
     window = Window(size=kernel[0], stride=stride[0], before=top, after=bottom, dilation=dilation[0])

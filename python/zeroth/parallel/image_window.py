@@ -65,7 +65,11 @@ class Window:
                 continue
             first = begin * self.stride - self.before
             last = (end - 1) * self.stride - self.before + self.reach
-            inside = min(max(first, 0), rows), min(max(last, 0), rows)
+            if last <= 0 or first >= rows:  # all of it in the padding
+                wanted.append((0, 0))
+                padding.append((last - first, 0))
+                continue
+            inside = max(first, 0), min(last, rows)
             wanted.append(inside)
             padding.append((inside[0] - first, last - inside[1]))
         return WindowCut(heights=tuple(outputs), wanted=tuple(wanted), padding=tuple(padding))

@@ -57,9 +57,9 @@ class SplitImages:
 def split_images(model: nn.Module, group: _C.Communicator) -> SplitImages:
     """From now on the model takes this rank's rows of the images, split_rows(images, group), instead of the whole: its
     Conv2d, MaxPool2d and AvgPool2d get the rows of neighbours that they need, BatchNorm2d takes the statistics of all
-    rows, and AdaptiveAvgPool2d(1) gives the mean over all of them on every rank. So the model must end with such a mean,
-    or give maps, of which each rank has its rows (whole_rows()); what follows the mean is computed on every rank alike,
-    and its loss goes through part_of_loss().
+    rows, and AdaptiveAvgPool2d(1) gives the mean over all of them on every rank. So the model must end with such a
+    mean, or give maps, of which each rank has its rows (whole_rows()); what follows the mean is computed on every rank
+    alike, and its loss goes through part_of_loss().
 
     Before or after an engine is built around the model. The engine's gradients are summed over the group.
     Raises Error MODEL, with the module's name and nothing changed, for layers that look along the rows in another way,
