@@ -20,11 +20,18 @@ __all__ = ["TiledLoss", "tile_loss"]
 class _Logits:
     """Logits that nobody has computed."""
 
-    def __init__(self, hidden: torch.Tensor, vocabulary: int, steps: tuple[LogitStep, ...] = ()) -> None:
-        self.hidden, self.vocabulary, self.steps = hidden, vocabulary, steps
+    def __init__(self, hidden: torch.Tensor, head: nn.Module, steps: tuple[LogitStep, ...] = ()) -> None:
+        self.hidden, self.steps = hidden, steps
+        self._head = head
+
+    def cross_entropy_sum(self, labels: torch.Tensor, ignore_index: int = -100) -> tuple[torch.Tensor, int]:
+        """The sum of the losses, and how many labels count. `labels`: int64, one a hidden state. A call of the head,
+        inside which its weight is gathered."""
+        result: tuple[torch.Tensor, int] = self._head((self, labels.to(self.hidden.device), ignore_index))
+        return result
 
     def _then(self, *steps: LogitStep) -> "_Logits":
-        return _Logits(self.hidden, self.vocabulary, (*self.steps, *steps))
+        return _Logits(self.hidden, self._head, (*self.steps, *steps))
 
     def __mul__(self, factor: object) -> "_Logits":
         return self._then(_number("mul", factor))
@@ -109,7 +116,10 @@ class TiledLoss:
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         given = self._signature.bind_partial(*args, **kwargs).arguments
         if given.get("labels") is None:
-            return self._models(*args, **kwargs)
+            # A model whose sequence is split has taken its labels out, and asks its logits for the loss afterwards.
+            return (
+                self._with_tiles(*args, **kwargs) if _has_split_labels(self._model) else self._models(*args, **kwargs)
+            )
         result = self._with_tiles(*args, **kwargs)
         if isinstance(result, tuple):
             return tuple(one for one in result if not isinstance(one, _Logits))
@@ -123,11 +133,12 @@ class TiledLoss:
             self._active = False
 
     def _give_logits(self, hidden: Any) -> Any:
-        if not self._active:
-            return self._heads(hidden)
         if isinstance(hidden, torch.Tensor):
-            return _Logits(hidden, self._head.out_features)
-        logits, labels, ignore_index = hidden  # the second call, from _loss(): here the weight is gathered
+            if not self._active:
+                return self._heads(hidden)
+            return _Logits(hidden, self._head)
+        logits, labels, ignore_index = hidden  # the second call, of cross_entropy_sum()
+        self.calls += 1
         return tiled_loss_sum(
             logits.hidden,
             self._head.weight,
@@ -163,8 +174,7 @@ class TiledLoss:
                     got="labels only",
                 )
             shift_labels = nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:].contiguous()
-        self.calls += 1
-        total, valid = self._head((logits, shift_labels.to(logits.hidden.device), ignore_index))
+        total, valid = logits.cross_entropy_sum(shift_labels, ignore_index)
         group = self._group
         if num_items_in_batch is None:
             counted = torch.tensor([valid])
@@ -177,6 +187,11 @@ class TiledLoss:
         if group is None or group.size == 1:
             return loss
         return _C.reduce_from_group(loss, group)
+
+
+def _has_split_labels(model: nn.Module) -> bool:
+    binding = getattr(getattr(getattr(model, "config", None), "_attn_implementation", None), "binding", None)
+    return getattr(getattr(binding, "sample", None), "labels", None) is not None
 
 
 def tile_loss(model: nn.Module, tiles: int | None = None, *, group: _C.Communicator | None = None) -> TiledLoss:
