@@ -19,6 +19,7 @@ SUITES = (
     "forward",
     "guards",
     "half",
+    "lengths",
     "mesh",
     "notebook",
     "options",
@@ -26,10 +27,12 @@ SUITES = (
     "refusals",
     "schedule",
     "scripts",
+    "spatial",
+    "tiles",
 )
-WITH_LONG_TIER = ("forward", "package", "schedule")
+WITH_LONG_TIER = ("forward", "lengths", "package", "schedule")
 
-forked.preload("torch._dynamo", "torch.distributed.tensor")
+forked.preload("torch._dynamo", "torch.distributed.tensor", "transformers.models.llama.modeling_llama")
 
 
 class InProcess(unittest.TestCase):
