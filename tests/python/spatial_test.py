@@ -61,12 +61,12 @@ class Grids(unittest.TestCase):
         self.assertEqual([layer.kind for layer in layers], ["window", "norm", "window", "linear"])
         self.assertTrue(model.training)
         alone = grid_cost(layers, 4, 1, 4)
-        elements = sum(one.numel() for one in model.parameters())
-        self.assertEqual((alone.total, alone.gradients), (2 * 3 * elements * 4,) * 2)
+        small = 4 * 3 * (3 * 8 * 9 + 8 + 16) * 4  # up to 8 KiB: in one phase
+        self.assertEqual((alone.total, alone.gradients), (small + 2 * 3 * 257 * 10 * 4,) * 2)
         split = grid_cost(layers, 4, 4, 1)
         self.assertEqual(split.halo, 6 * 4 * 3 * 8 * 4)  # six rows travel of the first, none of the pooling
-        self.assertEqual(split.gradients, 2 * 3 * (elements - 257 * 10) * 4)
-        self.assertEqual(split.activations, 4 * 3 * (256 + 10 + 2 * 256) * 4)
+        self.assertEqual(split.gradients, small)
+        self.assertEqual(split.activations, 4 * 3 * (256 + 10) * 4 + 4 * 3 * 4 * 256 * 4)
         self.assertEqual([one.rows for one in plan_grid(layers, 1, 4)], [4])
         with self.assertRaisesRegex(zeroth.Error, "does not fit the batch"):
             grid_cost(layers, 1, 2, 2)

@@ -5,14 +5,16 @@ convolutions and poolings (domain), and a part of the outputs of a linear layer 
 images (batch). Bytes are what all ranks together receive in a step; e: bytes of an element, B: images of the batch.
 
     halo of a window      B C W e * rows that travel (Window.cut()), once more in backward, but for the first layer
-    batch norm            c * 2 (r - 1) * (2 C + 1) e, once more in backward
+    batch norm            of each column, sums of C + 1 and of C elements over r ranks, once more in backward
     rows before a linear  B C H W e (r - 1)
-    linear                B (r - 1) (out + 2 in) e: outputs are gathered, gradients of inputs summed
-    gradients             of a convolution or norm 2 (P - 1) |w| e, of a linear 2 (c - 1) |w| e
+    linear                B out e (r - 1), and in backward of each column a sum of its B in elements over r ranks
+    gradients             a sum of all of convolutions and norms over P ranks, of each row's linear parts over c ranks
     heights               c * 8 r (r - 1) for each window: ranks tell each other their rows
 
+A sum of n bytes over r ranks moves 2 (r - 1) n, a reduce_scatter and an all_gather; up to 8 KiB r (r - 1) n, in one
+phase.
 Source: Gholami, Azad, Jin, Keutzer, Buluc, Integrated Model, Batch and Domain Parallelism in Training Neural Networks,
-2018, arXiv 1712.04432. A sum over r ranks of n elements moves 2 (r - 1) n: a reduce_scatter and an all_gather.
+2018, arXiv 1712.04432.
 """
 
 import dataclasses
@@ -29,6 +31,10 @@ from zeroth.parallel.image_window import Window
 from zeroth.parallel.spatial import _padding, _pair
 
 __all__ = ["GridCost", "ImageLayer", "grid_cost", "image_layers", "plan_grid"]
+
+
+_ONE_PHASE = 8192
+"""bytes up to which an all_reduce is one phase (CommBackend::submit())"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,11 +96,12 @@ def grid_cost(layers: Sequence[ImageLayer], batch: int, rows: int, columns: int,
             expected="from 1 to as many columns as images",
             got=f"{batch} images",
         )
-    ranks, e = rows * columns, element_bytes
-    halo = statistics = activations = gradients = heights = 0
+    e = element_bytes
+    halo = statistics = activations = heights = alike = 0
+    linear = [0] * rows  # parameters of each rank's own outputs
     for layer in layers:
-        together = columns if layer.kind == "linear" else ranks
-        gradients += 2 * (together - 1) * layer.parameters * e
+        if layer.kind != "linear":
+            alike += layer.parameters
         if layer.kind == "window":
             assert layer.window is not None
             parts = part_sizes(layer.height, rows)
@@ -102,12 +109,17 @@ def grid_cost(layers: Sequence[ImageLayer], batch: int, rows: int, columns: int,
             halo += travel * batch * layer.channels * layer.width * e * (1 if layer.is_first else 2)
             heights += columns * 8 * rows * (rows - 1)
         elif layer.kind == "norm":
-            statistics += 2 * columns * 2 * (rows - 1) * (2 * layer.channels + 1) * e
+            once = _sum_bytes((layer.channels + 1) * e, rows) + _sum_bytes(layer.channels * e, rows)
+            statistics += 2 * columns * once
         else:
             if layer.follows_rows:
                 activations += batch * layer.channels * (rows - 1) * e
                 heights += columns * 8 * rows * (rows - 1)
-            activations += batch * (rows - 1) * (layer.outputs + 2 * layer.channels) * e
+            activations += batch * (rows - 1) * layer.outputs * e
+            activations += sum(_sum_bytes(part * layer.channels * e, rows) for part in part_sizes(batch, columns))
+            for row, own in enumerate(part_sizes(layer.outputs, rows)):
+                linear[row] += own * layer.parameters // max(1, layer.outputs)
+    gradients = _sum_bytes(alike * e, rows * columns) + sum(_sum_bytes(own * e, columns) for own in linear)
     return GridCost(
         rows=rows,
         columns=columns,
@@ -117,6 +129,11 @@ def grid_cost(layers: Sequence[ImageLayer], batch: int, rows: int, columns: int,
         gradients=gradients,
         heights=heights,
     )
+
+
+def _sum_bytes(nbytes: int, ranks: int) -> int:
+    """What all ranks receive in an all_reduce."""
+    return (ranks if nbytes <= _ONE_PHASE else 2) * nbytes * (ranks - 1)
 
 
 def plan_grid(layers: Sequence[ImageLayer], batch: int, ranks: int, element_bytes: int = 4) -> list[GridCost]:
