@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import unittest
 from typing import Any
 
@@ -10,12 +11,14 @@ import job
 import tier
 import torch
 import torch.nn.functional as F
-from live_bytes import peak_bytes
 from torch import nn
 from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import zeroth
 from zeroth.parallel import run_tiles, tile_loss, tile_mlps, tiled_loss, tiled_mlp
+
+sys.path.insert(0, str(job.HERE.parents[1] / "benchmarks/support"))
+from live_bytes import peak_bytes  # noqa: E402
 
 forked.preload("transformers", "transformers.models.llama.modeling_llama")
 BOUND = {torch.float64: 1e-12, torch.float32: 1e-6}
