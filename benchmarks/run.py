@@ -111,6 +111,12 @@ RUNS = [
         quick="--steps 2 --ranks 2",
         minutes=1.5,
     ),
+    Run(
+        name="memory-sequences",
+        command="{python} {root}/benchmarks/memory/sequence_lengths.py --build {build}",
+        quick="--mib 4 --ranks 1",
+        minutes=2.5,
+    ),
     *(
         Run(
             name=f"checkpoint-{size}-{ranks}-rank{'s' if ranks > 1 else ''}",

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The longest sequence that trains in a given memory: sp = 1, 2, 4, with and without tiles; planned and measured.
 
-  sequence_lengths.py [--build DIR] [--ranks 1,2,4] [--mib 32] [--json FILE]
+  sequence_lengths.py [--build DIR] [--ranks 1,2,4] [--mib 16] [--json FILE]
 
 The memory is that of a rank for activations and what backward computes with them: parameters, gradients and optimizer
 states are ZeRO's, and Engine.memory_report() has them. Model: Llama of transformers in float32 with checkpoints around
@@ -23,7 +23,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from record import Record, program  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
-BOUND = 0.05
+BOUND = 0.02
 """by which a measured peak may lie beside the planned one"""
 
 
@@ -31,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, default=HERE.parents[1] / "build/release")
     parser.add_argument("--ranks", default="1,2,4")
-    parser.add_argument("--mib", type=float, default=32.0)
+    parser.add_argument("--mib", type=float, default=16.0)
     parser.add_argument("--json", help="file for the result")
     arguments = parser.parse_args()
     record = Record(benchmark="memory/sequence_lengths")

@@ -22,7 +22,7 @@ LAYERS, HIDDEN, INTERMEDIATE, HEADS, VOCABULARY = 3, 64, 256, 4, 2048
 MODEL = {"layers": LAYERS, "hidden": HIDDEN, "intermediate": INTERMEDIATE, "heads": HEADS, "vocabulary": VOCABULARY}
 FLASH_BYTES = 2 * 256 * 512 * 4
 """of torch's flash attention for the CPU in backward: two blocks of scores, once a thread"""
-STEP = 64
+STEP = 16
 """tokens of a rank: lengths are multiples"""
 
 
