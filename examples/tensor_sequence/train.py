@@ -1,5 +1,5 @@
 """A Llama with random weights learns the bytes of a folder of text, split over tensor- and sequence-parallel ranks and
-partitioned by ZeRO, by one configuration. Nothing is downloaded. The losses are those of one process, whatever the mesh.
+partitioned by ZeRO, by one configuration. Nothing is downloaded. The losses do not depend on the mesh.
 
 zeroth-run -n 4 python examples/tensor_sequence/train.py docs --tp 2               dp=2 x tp=2, ZeRO-3
 zeroth-run -n 4 python examples/tensor_sequence/train.py docs --tp 2 --sp 2        one batch on four ranks

@@ -1,7 +1,7 @@
 """One rank of four that train models of transformers split over tp and sp, at every ZeRO stage; see tensor_test.py.
 
-Each line of a table is a training: its losses, norms and weights are those of one process with the whole batch (float64,
-1e-12 relative), and those of another stage with ==.
+Each line of a table is a training: its losses, norms and weights are those of one process with the whole batch, in
+float64, and those of another stage with ==.
 
 tensor_rank.py PART...     the parts of the table, or `all`
 """
@@ -146,7 +146,9 @@ def made(name: str) -> nn.Module:
 
 
 @functools.cache
-def plain(name: str, dp: int, micro_steps: int, clip: float) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
+def plain(
+    name: str, dp: int, micro_steps: int, clip: float
+) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
     """Losses, norms and weights of one process."""
     model = made(name)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from zeroth import _boxes, _C
+from zeroth import _C, _boxes
 from zeroth._config import ConfigLike, to_config
 from zeroth.parallel._refuse import refuse
 from zeroth.parallel.sample import require_same
@@ -56,13 +56,15 @@ def parallelize(
     corrections: Mapping[str, Role] | None = None,
     method: Literal["ulysses", "ring"] = "ulysses",
 ) -> Parallel:
-    """Splits a model in place for the mesh of the configuration: its matrices over tp, its sequences over sp. zeroth.Engine
-    does it for a model that is not split yet; call it before for another plan, or to see it: print(zeroth.parallelize(...)).
+    """Splits a model in place for the mesh of the configuration: its matrices over tp, its sequences over sp.
+    zeroth.Engine does it for a model that is not split yet; call it before for another plan, or to see it:
+    print(zeroth.parallelize(...)).
 
     tp: linear layers and the vocabulary's embedding and head get this rank's part of their parameters (same Parameter
-    objects), by `plan`: "auto" finds it (see TensorPlan, find_plan); `corrections` say otherwise for modules by name, with
-    * for parts: {"model.layers.*.mlp.*": "whole"}. With labels, models of transformers compute their loss from logits that
-    no rank has whole, and output.logits are this rank's part of the vocabulary; without labels they are whole.
+    objects), by `plan`: "auto" finds it (see TensorPlan, find_plan); `corrections` say otherwise for modules by name,
+    with * for parts: {"model.layers.*.mlp.*": "whole"}. With labels, models of transformers compute their loss from
+    logits that no rank has whole, and output.logits are this rank's part of the vocabulary; without labels they are
+    whole.
     sp: see split_sequence(); `method` as there.
 
     All ranks of a tp or sp group are given the same samples, which is checked in every forward of the model; batches
@@ -70,8 +72,8 @@ def parallelize(
     and checkpoints of the engine are those of the whole model.
 
     Collective and blocking. Returns what was done. Raises Error, before the model is changed: MODEL for heads that the
-    ranks cannot share; MISMATCH if ranks of a tp group have other weights; CONFIG for a mesh that does not fit the ranks;
-    USAGE."""
+    ranks cannot share; MISMATCH if ranks of a tp group have other weights; CONFIG for a mesh that does not fit the
+    ranks; USAGE."""
     settings = to_config(config)
     if _boxes.is_split(model):
         refuse("the model is split already", where=_WHERE, which=type(model).__name__)
@@ -186,7 +188,9 @@ class _TensorSplit:
         tensors = {name: given.get(name) for name in _INPUTS}
         if all(value is None for value in tensors.values()):
             tensors = {str(number): one for number, one in enumerate(_tensors(args, kwargs))}
-        require_same(tensors, self.group, where="parallel.forward", what="ranks that share matrices were given different samples")
+        require_same(
+            tensors, self.group, where="parallel.forward", what="ranks that share matrices were given different samples"
+        )
         if self.head is not None:
             by_parts = isinstance(getattr(model, "loss_function", None), VocabLoss)
             labels = given.get("labels") is not None or given.get("shift_labels") is not None

@@ -109,9 +109,9 @@ def require_same(
     what: str = "ranks that share a sequence were given different samples",
     hint: str = "give all ranks of one sequence group the same whole sample; batches differ over dp only",
 ) -> None:
-    """Compares arguments (tensors, values or None, under the same names on all ranks) over the group, by their form and a
-    checksum of their bytes. Raises Error MISMATCH on all ranks, with the ranks and the first argument that differs. A call
-    of all ranks; 64 bytes an argument and rank."""
+    """Compares arguments (tensors, values or None, under the same names on all ranks) over the group, by their form
+    and a checksum of their bytes. Raises Error MISMATCH on all ranks, with the ranks and the first argument that
+    differs. A call of all ranks; 64 bytes an argument and rank."""
     if group.size == 1:
         return
     arguments = _flat(arguments)

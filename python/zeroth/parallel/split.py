@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from zeroth import _C
 from zeroth._C import reduce_from_group
@@ -15,7 +14,7 @@ from zeroth.parallel._refuse import refuse, who
 from zeroth.parallel.cut import cut_sample
 from zeroth.parallel.hf_attention import METHODS, BoundName, SequenceBinding, bind, register
 from zeroth.parallel.layout import SequenceLayout
-from zeroth.parallel.sample import IGNORED, Sample, require_same
+from zeroth.parallel.sample import Sample, require_same
 from zeroth.parallel.split_checks import (
     CONSUMED,
     SAME,
@@ -26,7 +25,6 @@ from zeroth.parallel.split_checks import (
     require_known,
     require_model,
 )
-
 from zeroth.parallel.vocab_loss import cross_entropy_sum
 
 __all__ = ["SplitModel", "split_sequence"]

@@ -131,15 +131,14 @@ class VocabEmbedding(nn.Embedding):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         own = input - self.begin
         outside = (own < 0) | (own >= self.count)
-        rows = functional.embedding(own.masked_fill(outside, 0), self.weight, **self._padding())
+        rows = functional.embedding(own.masked_fill(outside, 0), self.weight, self._own_padding())
         return reduce_from_group(rows.masked_fill(outside[..., None], 0.0), self.group)
 
-    def _padding(self) -> dict[str, int]:
+    def _own_padding(self) -> int | None:
         """The padding row gets no gradient, on the rank that has it."""
         if self.padding_idx is None or not 0 <= self.padding_idx - self.begin < self.count:
-            return {}
-        return {"padding_idx": self.padding_idx - self.begin}
+            return None
+        return self.padding_idx - self.begin
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return _Shared.__deepcopy__(self, memo)  # type: ignore[arg-type]
-

@@ -39,8 +39,9 @@ class Cut:
         """This rank's part, a contiguous copy."""
         dim %= whole.dim()
         begin, count = self.range_of(whole.shape[dim] // self.parts)
-        blocks = whole.unflatten(dim, (self.parts, -1))
-        return blocks.narrow(dim + 1, begin, count).flatten(dim, dim + 1).clone(memory_format=torch.contiguous_format)
+        blocks = whole.reshape(*whole.shape[:dim], self.parts, -1, *whole.shape[dim + 1 :])
+        part = blocks.narrow(dim + 1, begin, count).flatten(dim, dim + 1)
+        return part.clone(memory_format=torch.contiguous_format)
 
     def box(self, whole: tuple[int, ...], dim: int) -> _C.ParameterBox:
         """Of a parameter whose dimension `dim` ranks share so."""

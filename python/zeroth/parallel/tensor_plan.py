@@ -3,7 +3,8 @@
 Two rules (Redco, Tan et al. 2024; Shoeybi et al. 2019), for any model whose layers are nn.Linear or transformers'
 Conv1D:
 - attention: the last projection takes heads (row), all others give heads (column);
-- elsewhere in a block: a layer that takes the block's size gives parts (column), one that gives it back takes them (row).
+- elsewhere in a block: a layer that takes the block's size gives parts (column), one that gives it back takes them
+  (row).
 A model of transformers with a plan of its own (tp_plan) is split by that one.
 """
 
@@ -44,8 +45,8 @@ class Share:
     """of the module"""
     role: Role
     """column: parts of the outputs; row: parts of the inputs; vocab: rows of an embedding; head: column, outputs are a
-    vocabulary; heads: an embedding with a column a head; summed: whole, its gradient is a sum over the ranks; whole: not
-    shared"""
+    vocabulary; heads: an embedding with a column a head; summed: whole, its gradient is a sum over the ranks; whole:
+    not shared"""
     grain: int = 1
     """outputs (inputs of a row) that stay together: the size of a head"""
     heads: int = 0
@@ -76,7 +77,9 @@ class TensorPlan:
         cells = [("module", "shared", "heads", "times", "")]
         cells += [(name, role, grain, str(count), why) for (name, role, grain, why), count in rows.items()]
         widths = [max(len(row[column]) for row in cells) for column in range(5)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
+        ]
         return "\n".join([f"tensor parallelism over {ranks} ranks:", *lines])
 
 
@@ -90,12 +93,12 @@ def is_linear(module: nn.Module) -> bool:
 
 def inputs_of(module: nn.Module) -> int:
     """Of a linear layer."""
-    return int(module.weight.shape[1 if isinstance(module, nn.Linear) else 0])  # type: ignore[union-attr,index]
+    return int(module.weight.shape[1 if isinstance(module, nn.Linear) else 0])  # type: ignore[index]
 
 
 def outputs_of(module: nn.Module) -> int:
     """Of a linear layer."""
-    return int(module.weight.shape[0 if isinstance(module, nn.Linear) else 1])  # type: ignore[union-attr,index]
+    return int(module.weight.shape[0 if isinstance(module, nn.Linear) else 1])  # type: ignore[index]
 
 
 def find_plan(model: nn.Module, ranks: int, corrections: Mapping[str, Role] | None = None) -> TensorPlan:
@@ -120,7 +123,11 @@ def _own_plan(model: nn.Module) -> dict[str, Role]:
     own: dict[str, Role] = {}
     for path, module in model.named_modules():
         styles = getattr(getattr(module, "config", None), "base_model_tp_plan", None)
-        if styles and getattr(module, "base_model_prefix", None) is not None and hasattr(module, "get_input_embeddings"):
+        if (
+            styles
+            and getattr(module, "base_model_prefix", None) is not None
+            and hasattr(module, "get_input_embeddings")
+        ):
             base = getattr(module, module.base_model_prefix, None)
             inner = module.base_model_prefix + "." if isinstance(base, nn.Module) and base is not module else ""
             prefix = f"{path}." if path else ""
@@ -150,9 +157,7 @@ def _outermost_attentions(block: nn.Module, path: str) -> Iterator[tuple[str, nn
 Found = tuple[str, Share, list[tuple[str, str, int]]]
 
 
-def _of_block(
-    model: nn.Module, path: str, block: nn.Module, ranks: int, own: Mapping[str, Role]
-) -> Iterator[Found]:
+def _of_block(model: nn.Module, path: str, block: nn.Module, ranks: int, own: Mapping[str, Role]) -> Iterator[Found]:
     seen: set[str] = set()
     for name, attention in _outermost_attentions(block, path):
         for found in _of_attention(model, name, attention, ranks, own):
@@ -168,8 +173,8 @@ def _of_block(
 
 
 def _of_mlp(linears: Mapping[str, nn.Module], ranks: int, own: Mapping[str, Role]) -> Iterator[tuple[str, Share]]:
-    """The block's size is what the first layer takes. A row takes what a column gives: whole, or half of it (gated, both
-    halves in one matrix)."""
+    """The block's size is what the first layer takes. A row takes what a column gives: whole, or half of it (gated,
+    both halves in one matrix)."""
     if not linears:
         return
     names = list(linears)
@@ -332,8 +337,8 @@ def _counts(
 
 def _vocabulary(model: nn.Module, ranks: int) -> Iterator[Share]:
     """The embedding of tokens, and the head that gives logits over them."""
-    embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    embedding: Any = getattr(model, "get_input_embeddings", lambda: None)()
+    head: Any = getattr(model, "get_output_embeddings", lambda: None)()
     names = {id(module): name for name, module in model.named_modules()}
     if isinstance(embedding, nn.Embedding) and id(embedding) in names:
         # Encoders and decoders may have modules of their own around one table.
@@ -364,7 +369,9 @@ def _not_shared(embedding: nn.Embedding) -> str:
 
 def _correct(model: nn.Module, shares: dict[str, Share], pattern: str, role: Role) -> None:
     if role not in ROLES:
-        refuse("there is no such way to share a module", where=_WHERE, which=pattern, expected=", ".join(ROLES), got=role)
+        refuse(
+            "there is no such way to share a module", where=_WHERE, which=pattern, expected=", ".join(ROLES), got=role
+        )
     hit = [name for name, _ in model.named_modules() if fnmatch.fnmatchcase(name, pattern)]
     if not hit:
         refuse(

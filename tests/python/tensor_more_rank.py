@@ -1,0 +1,173 @@
+"""One of four ranks: refusals, dropout, bytes, corrections and whole logits of tensor-parallel models; see
+tensor_test.py."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import tensor_rank
+import torch
+import transformers
+from torch import nn
+
+import zeroth
+
+TP = {"zeroth": {"mesh": {"tp": 2}}}
+
+
+@contextlib.contextmanager
+def refused(code: str, pattern: str) -> Iterator[None]:
+    try:
+        yield
+    except zeroth.Error as error:
+        assert error.code == code and re.search(pattern, str(error), re.DOTALL), f"{error}\nis not {code} {pattern}"
+        return
+    raise AssertionError(f"not refused: {pattern}")
+
+
+def engine_of(world: zeroth.World, model: nn.Module, stage: int = 0, **more: Any) -> zeroth.Engine:
+    config = {"zero_optimization": {"stage": stage}, **TP, **more}
+    return zeroth.Engine(model, config, world=world, log_level="error")
+
+
+def refusals(world: zeroth.World) -> None:
+    torch.manual_seed(world.rank)
+    with refused("MISMATCH", "share matrices have other weights.*model.embed_tokens.weight.*ranks \\[1\\].*same seed"):
+        zeroth.parallelize(tensor_rank.llama(), TP, world=world)
+    model = tensor_rank.made("llama")
+    engine = engine_of(world, model)
+    with refused("MISMATCH", "given different samples.*input_ids: ranks \\[1\\] of .*tp have other values"):
+        engine(**tensor_rank.batch(0, world.rank))
+    tokens = torch.ones(1, 5 + world.rank % 2, dtype=torch.int64)
+    with refused("MISMATCH", "given different samples.*input_ids.*another shape"):
+        engine(input_ids=tokens, labels=tokens)
+    with refused("USAGE", "split already"):
+        zeroth.parallelize(model, TP, world=world)
+    engine.close(keep_parameters=False)
+    with refused("MODEL", "heads.*self_attn.*tp of 1, 2, 3, 6.*tp=4 for 6 heads"):
+        six = tensor_rank.llama(num_attention_heads=6, num_key_value_heads=3, hidden_size=48)
+        zeroth.parallelize(six, {"zeroth": {"mesh": {"tp": 4}}}, world=world)
+    with refused("CONFIG", "does not fit.*multiple of 3"):
+        zeroth.parallelize(tensor_rank.made("llama"), {"zeroth": {"mesh": {"tp": 3}}}, world=world)
+    split = tensor_rank.made("llama")
+    zeroth.parallelize(split, TP, world=world)
+    with refused("CONFIG", "model is split.*the configuration is not"):
+        zeroth.Engine(split, {}, world=world, log_level="off")
+    with refused("USAGE", "meets no module.*layers.9"):
+        zeroth.parallelize(tensor_rank.made("llama"), TP, world=world, corrections={"model.layers.9.*": "whole"})
+    with refused("USAGE", "no such way.*diagonal"):
+        zeroth.parallelize(
+            tensor_rank.made("llama"),
+            TP,
+            world=world,
+            corrections={"*": "diagonal"},  # type: ignore[dict-item]
+        )
+
+
+def corrections(world: zeroth.World) -> None:
+    """What is left whole trains as it is."""
+    losses, _, _ = tensor_rank.plain("llama", 2, 1, 0.0)
+    model = tensor_rank.made("llama")
+    done = zeroth.parallelize(model, TP, world=world, corrections={"model.layers.0.mlp.*": "whole", "lm_head": "whole"})
+    assert "model.layers.*.mlp.gate_proj     whole" in str(done), done
+    engine = engine_of(world, model, 3, optimizer={"type": "AdamW", "params": {"lr": 1e-2}})
+    for step, expected in enumerate(losses):
+        # The head is whole, and so is transformers' own loss, in float32.
+        loss = tensor_rank.loss_of(model, **tensor_rank.batch(step, done.mesh.coordinate("dp")))
+        engine.backward(loss)
+        engine.step()
+        assert tensor_rank.close(engine.average(loss.item()), expected)
+    engine.close(keep_parameters=False)
+
+
+def whole_logits(world: zeroth.World) -> None:
+    """Without labels logits are whole; with labels each rank has its part of the vocabulary."""
+    plain, model = tensor_rank.made("qwen2"), tensor_rank.made("qwen2")
+    engine = engine_of(world, model, 3)
+    tokens = tensor_rank.batch(0, 0)["input_ids"]
+    with torch.no_grad():
+        expected = plain(input_ids=tokens).logits
+        assert (engine(input_ids=tokens).logits - expected).abs().max() < 1e-12
+        part = engine(input_ids=tokens, labels=tokens).logits
+    assert part.shape[-1] == (49 if world.rank % 2 == 0 else 48)
+    engine.close(keep_parameters=False)
+
+
+def dropouts(world: zeroth.World) -> None:
+    """Equal outputs on tp ranks in training with dropout, also with activations computed again; other masks on other
+    heads."""
+    for recompute in (False, True):
+        torch.manual_seed(3)
+        model = transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(vocab_size=97, n_positions=32, n_embd=32, n_layer=2, n_head=4, bos_token_id=None,
+                                    eos_token_id=None)  # dropout 0.1 everywhere
+        ).double()  # fmt: skip
+        if recompute:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        engine = engine_of(world, model, 2).train()
+        tp = zeroth.World.mesh(world, {"dp": 2, "tp": 2}).axis("tp")
+        torch.manual_seed(10 + world.rank // 2)
+        for step in range(2):
+            sample = tensor_rank.batch(step, world.rank // 2)
+            loss = engine(**sample).loss
+            engine.backward(loss)
+            engine.step()
+            both = tp.all_gather(loss.detach().reshape(1))
+            assert both[0] == both[1], both
+            states = tp.all_gather(torch.get_rng_state()[None].to(torch.int32))
+            assert torch.equal(states[0], states[1])
+        engine.close(keep_parameters=False)
+    # The masks themselves.
+    masks: list[torch.Tensor] = []
+    torch.manual_seed(5)
+    region = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8))
+    from zeroth.parallel.split_region import SplitRegion
+
+    SplitRegion(region, region[2], tp)
+    region[1].register_forward_hook(lambda module, args, out: masks.append(out == 0))
+    region(torch.ones(4, 8))
+    both = tp.all_gather(masks[0][None].to(torch.uint8))
+    assert not torch.equal(both[0], both[1])
+
+
+def bytes_of_a_block(world: zeroth.World) -> None:
+    """Four all_reduces of B S h a block, and none of them as large as the logits."""
+    received: dict[int, int] = {}
+    for layers in (1, 2):
+        model = tensor_rank.llama(num_hidden_layers=layers)
+        torch.manual_seed(1)
+        for parameter in model.parameters():
+            nn.init.normal_(parameter, std=0.02)
+        done = zeroth.parallelize(model, TP, world=world)
+        engine = engine_of(world, model)
+        tp = done.mesh.axis("tp")
+        sample = tensor_rank.batch(0, world.rank // 2)
+        engine.backward(engine(**sample).loss)
+        before = tp.received_bytes
+        engine.backward(engine(**sample).loss)
+        received[layers] = tp.received_bytes - before
+        engine.close(keep_parameters=False)
+    b, s = tensor_rank.batch(0, 0)["input_ids"].shape
+    one = tensor_rank.MODELS["llama"]().config.hidden_size * b * s * 4  # float32
+    per_block = received[2] - received[1]
+    # An all_reduce over 2 ranks of one node: every rank reads the other's half, twice.
+    assert per_block == 4 * one, (per_block, one)
+    logits = b * s * tensor_rank.VOCAB * 4
+    outside = received[1] - per_block  # the embedding's sum and the loss
+    assert outside < 2 * one + logits // 2, (outside, one, logits)
+
+
+def main() -> None:
+    world = zeroth.World.from_environment()
+    for part in (refusals, corrections, whole_logits, dropouts, bytes_of_a_block):
+        part(world)
+        if world.rank == 0:
+            print(f"{part.__name__}: ok", flush=True)
+    print("all parts: ok")
+
+
+if __name__ == "__main__":
+    main()
