@@ -130,7 +130,10 @@ void with_name_of(const RankGroup& group, const CallName& name, const at::Tensor
     call();
     return;
   } catch (const Error& error) {
-    if (typeid(error) != typeid(Error)) throw;  // the verdict about the job names its cause
+    if (typeid(error) != typeid(Error)) {  // the verdict about the job names its cause
+      if (name.is_backward && group.rethrow()) group.rethrow()(error);
+      throw;
+    }
     named = named_error(error, name, c10::str(name_of(*dtype_of(x.scalar_type())), " ", x.sizes()));
   } catch (...) {
     // An exception that is no Error (Ctrl-C in a wait) separates this rank from the others for good: they hear of it.
