@@ -40,7 +40,12 @@ class SplitModel:
         self.binding = binding
         self.kind = layout
         self._signature = inspect.signature(model.forward)
-        self._has_cache = "use_cache" in self._signature.parameters
+        kinds = {parameter.kind for parameter in self._signature.parameters.values()}
+        wrapper = inspect.Parameter.VAR_POSITIONAL in kinds  # it passes everything on
+        self._has_cache = "use_cache" in self._signature.parameters or wrapper
+        self._counting = [
+            name for name, module in model.named_modules() if hasattr(module, "create_position_ids_from_input_ids")
+        ]
         self._random: torch.Tensor | None = None
         self.cross_entropy: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = cross_entropy_sum
         """logits [N, size], labels [N] -> their sum; another one where ranks share the vocabulary"""
@@ -138,6 +143,15 @@ class SplitModel:
     def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
         given = self._named(args, kwargs)
         require_known(given, who(self.group))
+        if self._counting and given.get("position_ids") is None:
+            refuse(
+                "a model counts positions by itself, from the first token that it is given",
+                where=_WHERE,
+                which=f"position_ids, {self._counting[0]}",
+                expected="position_ids of the whole sequence",
+                got="None",
+                hint="make them as the model does, from the whole input_ids",
+            )
         require_same({name: given.get(name) for name in SAME}, self.group, where=_WHERE)
         local, self.binding.sample = cut_sample(given, self.binding, self.kind, loss_type_of(model))
         if self._has_cache:
