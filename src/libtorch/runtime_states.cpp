@@ -55,6 +55,15 @@ std::span<const std::byte> bytes_of_dense(const at::Tensor& dense) {
   return {static_cast<const std::byte*>(dense.const_data_ptr()), dense.nbytes()};
 }
 
+/// The tensor that a parameter is a part of, as one would hold it: for a parameter of its own the tensor itself; for a
+/// box of a larger one a tensor without memory, row major.
+at::Tensor whole_of(const ParamSpec& spec, const at::Tensor& parameter) {
+  if (spec.logical_shape.empty()) return parameter;
+  std::vector<std::int64_t> shape = spec.logical_shape;
+  if (parameter.is_complex() && spec.trainable) shape.pop_back();
+  return at::empty(shape, at::TensorOptions().dtype(parameter.scalar_type()).device(at::kMeta));
+}
+
 /// The values in the memory order of `like`, which is dense.
 at::Tensor in_order_of(const at::Tensor& like, const at::Tensor& values, at::ScalarType type) {
   at::Tensor ordered = at::empty_strided(like.sizes(), like.strides(), on_cpu(type));
@@ -264,8 +273,9 @@ WeightReport Runtime::load_weights(const std::vector<NamedTensor>& values, const
         report.unexpected.push_back(one.name);
         continue;
       }
-      const at::Tensor& like = param != param_of.end() ? slots_.tensor(static_cast<int>(param->second))
-                                                       : model_.buffers[buffer->second].tensor;
+      const at::Tensor like = param != param_of.end() ? whole_of(model_.params[param->second],
+                                                                 slots_.tensor(static_cast<int>(param->second)))
+                                                      : model_.buffers[buffer->second].tensor;
       if (like.sizes() != at::IntArrayRef(one.shape) || !converts(one.type, like.scalar_type())) {
         unfit.push_back(one.name + ": " + c10::toString(one.type) + " " + shape_of_text(one.shape) + " for " +
                         c10::toString(like.scalar_type()) + " " + shape_of_text(like.sizes()));
@@ -301,16 +311,17 @@ WeightReport Runtime::load_weights(const std::vector<NamedTensor>& values, const
       write.source = -1;
       write.dtype = [&](std::size_t number) {
         const auto& [param, index] = order[number];
-        return is_read_in_place(values[index].second, slots_.tensor(static_cast<int>(param)))
+        return is_read_in_place(values[index].second,
+                                whole_of(model_.params[param], slots_.tensor(static_cast<int>(param))))
                    ? *dtype_of(values[index].second.scalar_type())
                    : value_dtype(model_.params[param]);
       };
     }
     write.values = [&](std::size_t number) {
       const auto& [param, index] = order[number];
-      const at::Tensor& like = slots_.tensor(static_cast<int>(param));
       const at::Tensor& value = values[index].second;
       const ParamSpec& spec = model_.params[param];
+      const at::Tensor like = whole_of(spec, slots_.tensor(static_cast<int>(param)));
       const at::ScalarType type = spec.trainable ? scalar_type_of(value_dtype(spec), like) : like.scalar_type();
       keep = how.everywhere && is_read_in_place(value, like) ? value : in_order_of(like, value, type);
       return bytes_of_dense(keep);
@@ -430,6 +441,11 @@ void Runtime::write_edits(const std::vector<int>& params, const std::vector<at::
                   .hint = "modify_on=0 takes rank 0's values; give random numbers the same seed on all ranks"});
       }
       if (wanted == 0) continue;
+      ZR_CHECK(model_.params[static_cast<std::size_t>(params[index])].logical_shape.empty(), ErrorCode::kUsage,
+               "a parameter that ranks share is not written in parts, so nothing is changed",
+               {.where = "libtorch.gathered",
+                .which = name,
+                .hint = "load_state_dict() takes the whole tensor and gives each rank its part"});
       write.names.push_back(name);
       chosen.push_back(index);
     }

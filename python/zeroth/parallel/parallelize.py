@@ -15,7 +15,7 @@ from zeroth.parallel._refuse import refuse
 from zeroth.parallel.sample import require_same
 from zeroth.parallel.split import SplitModel, split_sequence
 from zeroth.parallel.split_region import SplitRegion
-from zeroth.parallel.tensor import ColumnLinear, RowLinear, VocabEmbedding
+from zeroth.parallel.tensor import ColumnLinear, RowLinear, SharedInput, VocabEmbedding
 from zeroth.parallel.tensor import share as share_parameter
 from zeroth.parallel.tensor_cut import Cut
 from zeroth.parallel.tensor_plan import Role, Share, TensorPlan, find_plan
@@ -122,7 +122,7 @@ class _TensorSplit:
             self._replace(modules[share.name], share)
         for name, attribute, value in plan.attributes:
             setattr(self.model.get_submodule(name), attribute, value)
-        self._dropouts(plan)
+        self._regions(plan)
         self.model.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True)
 
     def _cut(self, share: Share) -> Cut:
@@ -166,8 +166,9 @@ class _TensorSplit:
         path, _, name = at.rpartition(".")
         self.model.get_submodule(path).register_module(name, made)
 
-    def _dropouts(self, plan: TensorPlan) -> None:
-        """Around each row-parallel layer the smallest module that has its columns, too."""
+    def _regions(self, plan: TensorPlan) -> None:
+        """Around each row-parallel layer the smallest module that has its columns, too: they enter their input once, and
+        dropouts between them differ on the ranks."""
         for share in plan.shares:
             if share.role != "row":
                 continue
@@ -177,6 +178,11 @@ class _TensorSplit:
                 path = path.rpartition(".")[0]
                 region = self.model.get_submodule(path)
             rows = [one for one in region.modules() if isinstance(one, RowLinear)]
+            columns = [one for one in region.modules() if isinstance(one, ColumnLinear) and one is not self.head]
+            if path and len(columns) > 1:
+                shared = SharedInput(region, self.group)
+                for column in columns:
+                    column.shared_input = column.shared_input or shared
             if len(rows) == 1 and SplitRegion.draws(region):
                 SplitRegion(region, rows[0], self.group)
 

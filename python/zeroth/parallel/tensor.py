@@ -10,7 +10,7 @@ from zeroth import _C, _boxes
 from zeroth._C import copy_to_group, gather_from_group, reduce_from_group
 from zeroth.parallel.tensor_cut import Cut
 
-__all__ = ["ColumnLinear", "RowLinear", "VocabEmbedding", "share", "whole_shape"]
+__all__ = ["ColumnLinear", "RowLinear", "SharedInput", "VocabEmbedding", "share", "whole_shape"]
 
 
 def share(module: nn.Module, name: str, cut: Cut, dim: int) -> None:
@@ -72,6 +72,29 @@ class _Shared(nn.Module):
         return copied
 
 
+class SharedInput:
+    """The input of several column layers, entered once: their gradients are added before they are summed over ranks,
+    so that query, key and value cost one sum and not three."""
+
+    def __init__(self, region: nn.Module, group: _C.Communicator) -> None:
+        """`region`: the module that calls the layers; nothing is kept beyond its forward."""
+        self.group = group
+        self._entered: list[tuple[torch.Tensor, int, torch.Tensor]] = []
+        region.register_forward_hook(self._end, always_call=True)
+
+    def enter(self, x: torch.Tensor) -> torch.Tensor:
+        """x, whole on all ranks. Its gradient is the sum of what the ranks compute."""
+        for source, version, entered in self._entered:
+            if source is x and version == x._version:
+                return entered
+        entered = copy_to_group(x, self.group)
+        self._entered.append((x, x._version, entered))
+        return entered
+
+    def _end(self, *_: Any) -> None:
+        self._entered.clear()
+
+
 class ColumnLinear(_Shared):
     """Each rank computes a part of the outputs: x [..., in] whole on all ranks -> [..., own out]. The gradient of x is
     summed over the ranks. `gather_output`: the result is whole on all ranks, too, and made for values that all compute
@@ -81,13 +104,15 @@ class ColumnLinear(_Shared):
         """Takes the parameters of `whole`, an nn.Linear or transformers' Conv1D, and cuts them."""
         super().__init__(whole, group)
         self.gather_output = gather_output
+        self.shared_input: SharedInput | None = None
         dim = 1 if self.transposed else 0
         self.sizes = cut.sizes(whole_shape(self.weight)[dim])
         share(self, "weight", cut, dim)
         share(self, "bias", cut, 0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = self.product(copy_to_group(x, self.group), self.bias)
+        entered = copy_to_group(x, self.group) if self.shared_input is None else self.shared_input.enter(x)
+        out = self.product(entered, self.bias)
         return gather_from_group(out, -1, self.group, self.sizes) if self.gather_output else out
 
 

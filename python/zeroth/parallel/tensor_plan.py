@@ -107,7 +107,7 @@ def find_plan(model: nn.Module, ranks: int, corrections: Mapping[str, Role] | No
     shares: dict[str, Share] = {}
     attributes: list[tuple[str, str, int]] = []
     own = _own_plan(model)
-    for path, block in _units.find_units(model).items():
+    for path, block in _blocks(model).items():
         for name, share, counts in _of_block(model, path, block, ranks, own):
             shares[name] = share
             attributes += counts
@@ -115,7 +115,35 @@ def find_plan(model: nn.Module, ranks: int, corrections: Mapping[str, Role] | No
         shares[share.name] = share
     for pattern, role in (corrections or {}).items():
         _correct(model, shares, pattern, role)
+    if not any(share.role in ("column", "row") for share in shares.values()):
+        reasons = sorted({f"{share.name}: {share.why}" for share in shares.values() if share.why})
+        refuse(
+            "the plan shares no layer of the model",
+            code="MODEL",
+            where=_WHERE,
+            which=type(model).__name__,
+            expected="blocks with nn.Linear or Conv1D in an nn.ModuleList",
+            got="; ".join(reasons[:3]),
+            hint='name layers: corrections={"blocks.*.up": "column", "blocks.*.down": "row"}',
+        )
     return TensorPlan(tuple(shares.values()), tuple(attributes))
+
+
+def _blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """The units of the model; a list of one block is a list of blocks here, too."""
+    found = _units.find_units(model)
+    if found:
+        return found
+    alone: dict[str, nn.Module] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and not any(path.startswith(f"{other}.") for other in alone):
+            members = {f"{path}.{name}": member for name, member in module.named_children()}
+            alone |= {
+                name: member
+                for name, member in members.items()
+                if sum(is_linear(one) for one in member.modules()) >= 2
+            }
+    return alone
 
 
 def _own_plan(model: nn.Module) -> dict[str, Role]:
