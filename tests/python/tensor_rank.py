@@ -99,6 +99,16 @@ class Row:
 
 
 TABLES = {
+    "few": [
+        Row("llama", 2, 1, 3),
+        Row("gpt2", 4, 1, 2, micro_steps=2),
+        Row("t5", 2, 1, 0),
+        Row("bert", 2, 1, 1),
+        Row("mistral", 1, 2, 3),
+        Row("gpt2", 1, 4, 1),
+        Row("qwen3", 2, 2, 3, clip=0.1),
+        Row("gemma", 2, 2, 2),
+    ],
     "tp": [
         Row("llama", 2, 1, 3),
         Row("llama", 4, 1, 2),

@@ -1,6 +1,6 @@
 """One rank of four: states, checkpoints and exports of a model that is split over tp and sp; see tensor_test.py.
 
-tensor_state_rank.py save FOLDER      trains on dp=2 x tp=2, saves, exports, and goes on
+tensor_state_rank.py save FOLDER MODEL...    trains on dp=2 x tp=2, saves, exports, and goes on
 tensor_state_rank.py load FOLDER tp=N sp=N stage=N model=NAME    goes on from there on another mesh
 """
 
@@ -40,12 +40,12 @@ def steps(engine: zeroth.Engine, first: int, own: int, ranks: int) -> list[float
             engine.backward(loss)
             total += loss.item() / 2
             engine.step()
-        losses.append(engine.average(total) * ranks if own < 2 else engine.average(total) * ranks)
+        losses.append(engine.average(total) * ranks)
     return losses
 
 
-def save(folder: pathlib.Path, world: zeroth.World) -> None:
-    for name in ("llama", "gpt2"):
+def save(folder: pathlib.Path, world: zeroth.World, names: list[str]) -> None:
+    for name in names:
         engine, own, ranks = engine_of(name, world, 3, 2, 1)
         steps(engine, 0, own, ranks)
         engine.save(folder / name)
@@ -88,7 +88,7 @@ def main() -> None:
     world = zeroth.World.from_environment()
     folder = pathlib.Path(sys.argv[2])
     if sys.argv[1] == "save":
-        return save(folder, world)
+        return save(folder, world, sys.argv[3:])
     options = dict(argument.split("=") for argument in sys.argv[3:])
     return load(folder, world, options["model"], int(options["tp"]), int(options["sp"]), int(options["stage"]))
 
