@@ -1,16 +1,30 @@
 """What ranks share of a model: marks on its parameters, which an engine reads."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from zeroth import _C
 
-__all__ = ["Split", "box_of", "is_split", "mark", "of_model", "put_box", "split_of", "world_of"]
+__all__ = [
+    "Split",
+    "box_of",
+    "cut_later",
+    "is_split",
+    "later_of",
+    "mark",
+    "of_model",
+    "put_box",
+    "split_of",
+    "world_of",
+]
 
 _BOX = "_zeroth_box"
 _SPLIT = "_zeroth_split"
+_LATER = "_zeroth_cut_later"
 
 
 @dataclasses.dataclass(eq=False)
@@ -54,6 +68,17 @@ def put_box(parameter: nn.Parameter, box: _C.ParameterBox) -> None:
 def box_of(parameter: nn.Parameter) -> _C.ParameterBox | None:
     """What put_box() noted."""
     return getattr(parameter, _BOX, None)
+
+
+def cut_later(parameter: nn.Parameter, whole: torch.Tensor, cut: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Of a parameter without values: cut(values of `whole`) are its values, once there are any."""
+    setattr(parameter, _LATER, (whole, cut))
+
+
+def later_of(parameter: nn.Parameter) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+    """What cut_later() noted; else the parameter's own data as they are."""
+    noted: tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]] | None = getattr(parameter, _LATER, None)
+    return (parameter.data, lambda values: values) if noted is None else noted
 
 
 def of_model(model: nn.Module) -> dict[str, _C.ParameterBox]:

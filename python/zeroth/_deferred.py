@@ -20,9 +20,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from zeroth import _C
+from zeroth import _C, _boxes
 
-__all__ = ["Initial", "Recording", "deferred", "initial_of"]
+__all__ = ["Initial", "Recording", "deferred", "initial_of", "random_states_of"]
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _ATTRIBUTE = "_zeroth_deferred"
@@ -192,7 +192,10 @@ class _Constants(TorchFunctionMode):
         if not made or kwargs.get("device") is not None:
             return func(*args, **kwargs)
         trains = kwargs.pop("requires_grad", False)
-        copy = func(*args, **{**kwargs, "device": "cpu"}).to("meta")
+        values = func(*args, **{**kwargs, "device": "cpu"})
+        # One without elements stays on the CPU: transformers asks by it whether it builds on the meta device, where it
+        # would leave out its initialisation.
+        copy = values.to("meta") if values.numel() else values
         return copy.requires_grad_() if trains else copy
 
 
@@ -253,11 +256,12 @@ class Initial:
     def __init__(self, model: nn.Module, recordings: list[tuple[nn.Module, Recording]]) -> None:
         """Gives buffers their values. Raises Error MODEL for a tensor without."""
         self._recordings = recordings
-        self._waiting: dict[str, torch.Tensor] = {}
+        self._waiting: dict[str, tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]] = {}
+        """recorded tensors, and what cuts this rank's part of them"""
         self._swapped: list[tuple[nn.Parameter, nn.Parameter]] = []
         named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.is_meta]
         for name, parameter in named:
-            self._recording_of(parameter, name)
+            self._recording_of(_boxes.later_of(parameter)[0], name)
         made: dict[int, torch.Tensor] = {}
         for module in model.modules():
             for key, buffer in module._buffers.items():
@@ -268,7 +272,7 @@ class Initial:
         for module, _ in recordings:
             del module.__dict__[_ATTRIBUTE]
         for name, parameter in named:
-            self._waiting[name] = parameter.data
+            self._waiting[name] = _boxes.later_of(parameter)
             place = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="cpu")
             own = nn.Parameter(place, requires_grad=parameter.requires_grad)
             # The object stays the user's. Weak references to it, as recurrent modules have, are no hindrance, for which
@@ -279,7 +283,10 @@ class Initial:
     def values(self, name: str) -> torch.Tensor | None:
         """Of a parameter, made now; None for one that has its own."""
         waiting = self._waiting.get(name)
-        return None if waiting is None else self._recording_of(waiting, name).values(waiting, name)
+        if waiting is None:
+            return None
+        whole, cut = waiting
+        return cut(self._recording_of(whole, name).values(whole, name))
 
     def undo(self) -> None:
         """Makes the module what it was before, for another engine."""
@@ -296,6 +303,16 @@ class Initial:
                 return recording
         self._recordings[0][1].values(tensor, name)  # raises
         raise AssertionError
+
+
+def random_states_of(model: nn.Module) -> list[torch.Tensor]:
+    """Of deferred modules inside: the state of the generator before their first random number."""
+    states = []
+    for module in model.modules():
+        recording: Recording | None = module.__dict__.get(_ATTRIBUTE)
+        if recording is not None:
+            states += [call.state for call in recording.calls if call.state is not None][:1]
+    return states
 
 
 def initial_of(model: nn.Module) -> Initial | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import re
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+import safetensors.torch
 import tensor_rank
 import torch
 import transformers
@@ -133,6 +135,29 @@ def dropouts(world: zeroth.World) -> None:
     assert not torch.equal(both[0], both[1])
 
 
+def deferred_and_pretrained(world: zeroth.World) -> None:
+    """Weights that an engine makes, or reads from files of the whole model, are cut."""
+    for name in ("llama", "gpt2"):
+        expected = tensor_rank.made(name).state_dict()
+        torch.manual_seed(1)
+        model = zeroth.deferred(lambda name=name: tensor_rank.MODELS[name]().double())
+        assert next(model.parameters()).is_meta
+        engine = zeroth.Engine(model, {**TP, "zero_optimization": {"stage": 3}}, world=world, log_level="warning")
+        got = engine.state_dict(ranks=None)
+        assert all(torch.equal(got[key], value) for key, value in expected.items() if key in got), name
+        with tempfile.TemporaryDirectory() as own:
+            tripled = {key: (3 * value).clone() for key, value in expected.items() if key in got}
+            safetensors.torch.save_file(tripled, f"{own}/model.safetensors")
+            zeroth.load_pretrained(engine, own, strict=False)
+            got = engine.state_dict(ranks=None)
+            assert all(torch.equal(got[key], 3 * value) for key, value in expected.items() if key in got), name
+        engine.close(keep_parameters=False)
+    torch.manual_seed(world.rank)
+    model = zeroth.deferred(lambda: tensor_rank.MODELS["llama"]())
+    with refused("MISMATCH", "other weights.*random numbers of deferred module"):
+        zeroth.parallelize(model, TP, world=world)
+
+
 def bytes_of_a_block(world: zeroth.World) -> None:
     """Four all_reduces of B S h a block, and none of them as large as the logits."""
     received: dict[int, int] = {}
@@ -162,7 +187,7 @@ def bytes_of_a_block(world: zeroth.World) -> None:
 
 def main() -> None:
     world = zeroth.World.from_environment()
-    for part in (refusals, corrections, whole_logits, dropouts, bytes_of_a_block):
+    for part in (refusals, corrections, whole_logits, dropouts, deferred_and_pretrained, bytes_of_a_block):
         part(world)
         if world.rank == 0:
             print(f"{part.__name__}: ok", flush=True)

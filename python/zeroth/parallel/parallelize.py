@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from zeroth import _C, _boxes
+from zeroth import _C, _boxes, _deferred
 from zeroth._config import ConfigLike, to_config
 from zeroth.parallel._refuse import refuse
 from zeroth.parallel.sample import require_same
@@ -86,7 +86,10 @@ def parallelize(
     mesh = world.mesh(axes, settings)
     if found is not None:
         tp = mesh.axis("tp")
-        weights = {name: one for name, one in model.named_parameters() if not one.is_meta}
+        weights: dict[str, torch.Tensor] = {}
+        weights |= {name: one for name, one in model.named_parameters() if not one.is_meta}
+        states = _deferred.random_states_of(model)
+        weights |= {f"random numbers of deferred module {at}": state for at, state in enumerate(states)}
         require_same(
             weights,
             tp,
@@ -167,8 +170,8 @@ class _TensorSplit:
         self.model.get_submodule(path).register_module(name, made)
 
     def _regions(self, plan: TensorPlan) -> None:
-        """Around each row-parallel layer the smallest module that has its columns, too: they enter their input once, and
-        dropouts between them differ on the ranks."""
+        """Around each row-parallel layer the smallest module that has its columns, too: these enter their input once,
+        and dropouts between them differ on the ranks."""
         for share in plan.shares:
             if share.role != "row":
                 continue

@@ -1,5 +1,6 @@
 """Layers whose matrices the ranks of a mesh's axis share (Shoeybi et al. 2019, Megatron-LM, section 3)."""
 
+import functools
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ def share(module: nn.Module, name: str, cut: Cut, dim: int) -> None:
     if parameter is None or _boxes.box_of(parameter) is not None:
         return  # no bias; or tied, and cut already
     whole = tuple(parameter.shape)
+    if parameter.is_meta:
+        _boxes.cut_later(parameter, parameter.data, functools.partial(cut.take, dim=dim))
     parameter.data = cut.take(parameter.data, dim)
     _boxes.put_box(parameter, cut.box(whole, dim))
 

@@ -139,9 +139,7 @@ def _blocks(model: nn.Module) -> dict[str, nn.Module]:
         if isinstance(module, nn.ModuleList) and not any(path.startswith(f"{other}.") for other in alone):
             members = {f"{path}.{name}": member for name, member in module.named_children()}
             alone |= {
-                name: member
-                for name, member in members.items()
-                if sum(is_linear(one) for one in member.modules()) >= 2
+                name: member for name, member in members.items() if sum(is_linear(one) for one in member.modules()) >= 2
             }
     return alone
 
