@@ -402,6 +402,8 @@ void bind_comm(py::module_& module) {
       .def_property_readonly("rank", &Communicator::rank)
       .def_property_readonly("size", &Communicator::size)
       .def_property_readonly("name", &Communicator::name)
+      // A copy of a module that ranks share is shared by the same ranks.
+      .def("__deepcopy__", [](py::object self, const py::object& /*memo*/) { return self; })
       .def("__repr__", [](const Communicator& self) {
         return "zeroth.Communicator(rank=" + std::to_string(self.rank()) + ", size=" + std::to_string(self.size()) +
                ", name='" + self.name() + "')";

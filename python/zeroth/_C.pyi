@@ -353,7 +353,7 @@ class Mesh:
     def sizes(self) -> dict[str, int]: ...
 
 class Communicator:
-    """A group of ranks and its calls. All ranks of the group make the same calls in the same order, with the same dtype, counts, op, root
+    """A group of ranks and its calls. A deep copy is the object itself. All ranks of the group make the same calls in the same order, with the same dtype, counts, op, root
     and tag; otherwise all of them get Error MISMATCH with both sides. Calls block, without the GIL, until this rank has its result.
 
     Tensors are dense, contiguous, on the CPU, of float64, float32, bfloat16, float16, int64, int32 or uint8 (no sums of uint8), and do not

@@ -4,6 +4,7 @@ tensor_test.py."""
 from __future__ import annotations
 
 import contextlib
+import copy
 import re
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import transformers
 from torch import nn
 
 import zeroth
+from zeroth.parallel.tensor import ColumnLinear
 
 TP = {"zeroth": {"mesh": {"tp": 2}}}
 
@@ -158,6 +160,27 @@ def deferred_and_pretrained(world: zeroth.World) -> None:
         zeroth.parallelize(model, TP, world=world)
 
 
+def copies(world: zeroth.World) -> None:
+    """A deep copy has parameters and hooks of its own, and the same ranks."""
+    torch.manual_seed(1)
+    model = tensor_rank.llama(attention_dropout=0.1).double()
+    zeroth.parallelize(model, TP, world=world)
+    twin = copy.deepcopy(model)
+    losses = []
+    for one in (model, twin):
+        torch.manual_seed(3)
+        losses.append(one(**tensor_rank.batch(0, world.rank // 2)).loss)
+        losses[-1].backward()
+    assert losses[0].item() == losses[1].item(), losses
+    for (name, parameter), other in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert parameter is not other and torch.equal(parameter.grad, other.grad), name
+    of_model, of_twin = (
+        [one.shared_input for one in each.modules() if isinstance(one, ColumnLinear) and one.shared_input is not None]
+        for each in (model, twin)
+    )
+    assert len(of_twin) == len(of_model) == 10 and not {*map(id, of_model)} & {*map(id, of_twin)}
+
+
 def bytes_of_a_block(world: zeroth.World) -> None:
     """Four all_reduces of B S h a block, and none of them as large as the logits."""
     received: dict[int, int] = {}
@@ -187,7 +210,7 @@ def bytes_of_a_block(world: zeroth.World) -> None:
 
 def main() -> None:
     world = zeroth.World.from_environment()
-    for part in (refusals, corrections, whole_logits, dropouts, deferred_and_pretrained, bytes_of_a_block):
+    for part in (refusals, corrections, whole_logits, dropouts, copies, deferred_and_pretrained, bytes_of_a_block):
         part(world)
         if world.rank == 0:
             print(f"{part.__name__}: ok", flush=True)

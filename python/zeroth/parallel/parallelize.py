@@ -126,6 +126,7 @@ class _TensorSplit:
         for name, attribute, value in plan.attributes:
             setattr(self.model.get_submodule(name), attribute, value)
         self._regions(plan)
+        self.made.clear()
         self.model.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True)
 
     def _cut(self, share: Share) -> Cut:

@@ -20,7 +20,6 @@ class SplitRegion:
     def __init__(self, module: nn.Module, row: nn.Module, group: _C.Communicator) -> None:
         self.group = group
         self.before: torch.Tensor | None = None
-        self.module = module
         module.register_forward_pre_hook(self._enter)
         row.register_forward_pre_hook(self._leave)
         module.register_forward_hook(self._end, always_call=True)

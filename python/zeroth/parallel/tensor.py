@@ -1,5 +1,6 @@
 """Layers whose matrices the ranks of a mesh's axis share (Shoeybi et al. 2019, Megatron-LM, section 3)."""
 
+import copy
 import functools
 from typing import Any
 
@@ -72,6 +73,8 @@ class _Shared(nn.Module):
                     _boxes.put_box(twin, box)
                 memo[id(parameter)] = twin
             copied._parameters[name] = None if parameter is None else memo[id(parameter)]
+        if "shared_input" in vars(self):
+            vars(copied)["shared_input"] = copy.deepcopy(self.shared_input, memo)
         return copied
 
 
