@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -100,7 +101,7 @@ class Engine:
         self._world: _C.World | None = world
         self._model = model
         settings = to_config(config)
-        _parallelize(model, settings, world)
+        _parallelize(model, settings, world, log_level in ("debug", "info"))
         found = _units.find_units(model) if units is None else _units.named_units(model, units)
         hypers, group_of = _groups(model, params, settings.optimizer_type)
         later = _later(model, trainable_later)
@@ -688,13 +689,16 @@ _NOT_TAKEN = {
 """further arguments of DeepSpeed's initialize(), and their place in Zeroth"""
 
 
-def _parallelize(model: nn.Module, config: _C.Config, world: _C.World) -> None:
-    """Splits the model for the axes of the configuration's mesh, unless that has been done."""
+def _parallelize(model: nn.Module, config: _C.Config, world: _C.World, announce: bool) -> None:
+    """Splits the model for the axes of the configuration's mesh, unless that has been done. `announce`: rank 0 prints
+    how, with what stays whole and why."""
     axes = config.mesh(world.size)
     if (axes["tp"] > 1 or axes["sp"] > 1) and not _boxes.is_split(model):
         from zeroth.parallel.parallelize import parallelize  # it needs what this module needs
 
-        parallelize(model, config, world=world)
+        done = parallelize(model, config, world=world)
+        if announce and world.rank == 0:
+            print(done, file=sys.stderr, flush=True)
 
 
 def _refuse_second(model: nn.Module) -> None:

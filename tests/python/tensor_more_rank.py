@@ -181,6 +181,34 @@ def copies(world: zeroth.World) -> None:
     assert len(of_twin) == len(of_model) == 10 and not {*map(id, of_model)} & {*map(id, of_twin)}
 
 
+class Normed(nn.Module):
+    """An MLP that computes over all that its first layer gives: no rule sees it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 16), nn.Softmax(-1), nn.Linear(16, 8)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+def verified(world: zeroth.World) -> None:
+    """A sample shows whether the plan fits."""
+    tokens = tensor_rank.batch(0, 0)["input_ids"]
+    zeroth.parallelize(tensor_rank.made("llama"), TP, world=world, verify={"input_ids": tokens})
+    torch.manual_seed(1)
+    with refused("MODEL", "other outputs after it was split.*Normed.*relative difference.*whole"):
+        zeroth.parallelize(Normed(), TP, world=world, verify={"x": torch.randn(3, 8)})
+    torch.manual_seed(1)
+    model = Normed()
+    with refused("MODEL", "shares no layer"):
+        zeroth.parallelize(model, TP, world=world, corrections={"blocks.*": "whole"})
+    with refused("USAGE", "without values cannot be verified"):
+        zeroth.parallelize(zeroth.deferred(Normed), TP, world=world, verify={"x": torch.randn(3, 8)})
+
+
 def bytes_of_a_block(world: zeroth.World) -> None:
     """Four all_reduces of B S h a block, and none of them as large as the logits."""
     received: dict[int, int] = {}
@@ -210,7 +238,16 @@ def bytes_of_a_block(world: zeroth.World) -> None:
 
 def main() -> None:
     world = zeroth.World.from_environment()
-    for part in (refusals, corrections, whole_logits, dropouts, copies, deferred_and_pretrained, bytes_of_a_block):
+    for part in (
+        refusals,
+        corrections,
+        whole_logits,
+        dropouts,
+        copies,
+        deferred_and_pretrained,
+        verified,
+        bytes_of_a_block,
+    ):
         part(world)
         if world.rank == 0:
             print(f"{part.__name__}: ok", flush=True)

@@ -4,17 +4,60 @@ from __future__ import annotations
 
 import pathlib
 import tempfile
+import unittest
+from collections.abc import Callable
 
 import forked
 import job
 import tier
+import torch
+import transformers
+from torch import nn
 
+import zeroth
+from zeroth.parallel import find_plan
+
+SMALL = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 OF_TRANSFORMERS = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gpt2", "t5", "bert")
 forked.preload(
     "transformers",
     "transformers.generation",
     *(f"transformers.models.{name}.modeling_{name}" for name in OF_TRANSFORMERS),
 )
+
+
+def roles_of(build: Callable[[], nn.Module], ranks: int = 2) -> dict[str, str]:
+    """Of the first block, by the last part of the names."""
+    with torch.device("meta"):
+        plan = find_plan(build(), ranks)
+    return {share.name.rpartition(".")[2]: share.role for share in plan.shares if ".1." not in share.name}
+
+
+class Plans(unittest.TestCase):
+    """What "auto" finds, without ranks."""
+
+    def test_queries_keys_and_values_in_one_matrix(self) -> None:
+        config = transformers.GPTNeoXConfig(**SMALL, intermediate_size=56)
+        roles = roles_of(lambda: transformers.GPTNeoXForCausalLM(config))
+        self.assertEqual((roles["query_key_value"], roles["dense"]), ("column", "row"))
+        # Fewer heads of keys and values than of queries: no equal blocks.
+        config = transformers.Phi3Config(**SMALL, intermediate_size=56, num_key_value_heads=2, pad_token_id=0)
+        roles = roles_of(lambda: transformers.Phi3ForCausalLM(config))
+        self.assertEqual((roles["qkv_proj"], roles["o_proj"]), ("whole", "whole"))
+        self.assertEqual((roles["gate_up_proj"], roles["down_proj"]), ("column", "row"))
+
+    def test_a_value_a_head_and_biases_of_all_heads(self) -> None:
+        config = transformers.GptOssConfig(**SMALL, intermediate_size=56, num_key_value_heads=2, head_dim=8)
+        roles = roles_of(lambda: transformers.GptOssForCausalLM(config))
+        self.assertEqual((roles["sinks"], roles["o_proj"]), ("heads", "row"))
+        config = transformers.BloomConfig(vocab_size=97, hidden_size=32, n_layer=2, n_head=4)
+        roles = roles_of(lambda: transformers.BloomForCausalLM(config))
+        self.assertEqual((roles["query_key_value"], roles["dense_4h_to_h"]), ("whole", "row"))
+
+    def test_layers_that_need_all_channels_are_left_whole_or_refused(self) -> None:
+        config = transformers.MambaConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2, state_size=4)
+        with self.assertRaisesRegex(zeroth.Error, "the plan shares no layer.*x_proj takes the outputs of a column"):
+            roles_of(lambda: transformers.MambaForCausalLM(config))
 
 
 class Models(job.RankTest):

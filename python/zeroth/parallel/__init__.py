@@ -49,7 +49,8 @@ from zeroth.parallel.split import SplitModel, split_sequence
 from zeroth.parallel.split_images import SplitImages, split_images
 from zeroth.parallel.state import pass_state
 from zeroth.parallel.tensor import ColumnLinear, RowLinear, VocabEmbedding
-from zeroth.parallel.tensor_plan import Share, TensorPlan, find_plan
+from zeroth.parallel.tensor_plan import find_plan
+from zeroth.parallel.tensor_share import Share, TensorPlan
 from zeroth.parallel.tile_hf_loss import TiledLoss, tile_loss
 from zeroth.parallel.tile_runs import agree_on_tiles, run_tiles
 from zeroth.parallel.tiled_loss import tiled_loss, tiled_loss_sum

@@ -18,7 +18,9 @@ from zeroth.parallel.split_region import SplitRegion
 from zeroth.parallel.tensor import ColumnLinear, RowLinear, SharedInput, VocabEmbedding
 from zeroth.parallel.tensor import share as share_parameter
 from zeroth.parallel.tensor_cut import Cut
-from zeroth.parallel.tensor_plan import Role, Share, TensorPlan, find_plan
+from zeroth.parallel.tensor_plan import find_plan
+from zeroth.parallel.tensor_share import Role, Share, TensorPlan
+from zeroth.parallel.verify import outputs_of, require_equal
 from zeroth.parallel.vocab_loss import VocabLoss
 
 __all__ = ["Parallel", "parallelize"]
@@ -55,6 +57,7 @@ def parallelize(
     plan: Literal["auto"] | TensorPlan = "auto",
     corrections: Mapping[str, Role] | None = None,
     method: Literal["ulysses", "ring"] = "ulysses",
+    verify: Mapping[str, Any] | None = None,
 ) -> Parallel:
     """Splits a model in place for the mesh of the configuration: its matrices over tp, its sequences over sp.
     zeroth.Engine does it for a model that is not split yet; call it before for another plan, or to see it:
@@ -66,6 +69,8 @@ def parallelize(
     logits that no rank has whole, and output.logits are this rank's part of the vocabulary; without labels they are
     whole.
     sp: see split_sequence(); `method` as there.
+    `verify`: arguments of a forward, without labels. The model runs with them before and after, without dropout and
+    gradients; other outputs are an Error MODEL. For a look at a model that nobody has split before.
 
     All ranks of a tp or sp group are given the same samples, which is checked in every forward of the model; batches
     differ over dp. All ranks build the model from the same seed. A pickled or saved model has this rank's parts: states
@@ -84,6 +89,7 @@ def parallelize(
     if axes["tp"] > 1:
         found = find_plan(model, axes["tp"], corrections) if plan == "auto" else plan
     mesh = world.mesh(axes, settings)
+    expected = None if verify is None else outputs_of(model, verify)
     if found is not None:
         tp = mesh.axis("tp")
         weights: dict[str, torch.Tensor] = {}
@@ -105,6 +111,9 @@ def parallelize(
         if isinstance(loss, VocabLoss):
             sequence.cross_entropy = functools.partial(loss.total, vocab_size=int(model.config.vocab_size))  # type: ignore[union-attr,arg-type]
     _boxes.mark(model, _boxes.Split(world, axes))
+    if verify is not None and expected is not None:
+        got = outputs_of(model, verify)
+        require_equal(model, expected, got if sequence is None else [sequence.gather(one) for one in got[:1]], mesh)
     return Parallel(model, mesh, found, sequence)
 
 
@@ -122,7 +131,11 @@ class _TensorSplit:
     def apply(self, plan: TensorPlan) -> None:
         modules = dict(self.model.named_modules(remove_duplicate=False))
         for share in plan.shares:
-            self._replace(modules[share.name], share)
+            if share.name in modules:
+                self._replace(modules[share.name], share)
+            else:  # a parameter with one value a head
+                path, _, name = share.name.rpartition(".")
+                share_parameter(self.model.get_submodule(path), name, self._cut(share), 0)
         for name, attribute, value in plan.attributes:
             setattr(self.model.get_submodule(name), attribute, value)
         self._regions(plan)

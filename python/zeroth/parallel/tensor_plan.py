@@ -12,93 +12,29 @@ import contextlib
 import dataclasses
 import fnmatch
 import inspect
-import re
+import itertools
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
 from zeroth import _units
 from zeroth.parallel._refuse import refuse
+from zeroth.parallel.tensor_heads import Found, of_attention
+from zeroth.parallel.tensor_share import ROLES, Role, Share, TensorPlan, inputs_of, is_linear, outputs_of
 
-__all__ = ["ROLES", "Role", "Share", "TensorPlan", "find_plan"]
+__all__ = ["find_plan"]
 
-Role = Literal["column", "row", "vocab", "head", "heads", "summed", "whole"]
-ROLES: tuple[Role, ...] = ("column", "row", "vocab", "head", "heads", "summed", "whole")
 _WHERE = "parallel.parallelize"
-_HEAD_COUNTS = ("num_attention_heads", "num_heads", "n_heads", "n_head", "num_key_value_heads", "num_kv_heads")
 _OF_TRANSFORMERS: dict[str, Role] = {
     "colwise": "column",
     "rowwise": "row",
     "replicated_with_grad_allreduce": "summed",
-    "colwise_gather_output": "head",
     "embedding_rowwise": "vocab",
 }
 """styles of tp_plan"""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Share:
-    """What ranks share of one module. A frozen value."""
-
-    name: str
-    """of the module"""
-    role: Role
-    """column: parts of the outputs; row: parts of the inputs; vocab: rows of an embedding; head: column, outputs are a
-    vocabulary; heads: an embedding with a column a head; summed: whole, its gradient is a sum over the ranks; whole:
-    not shared"""
-    grain: int = 1
-    """outputs (inputs of a row) that stay together: the size of a head"""
-    heads: int = 0
-    """of grain; fewer than ranks are copied to neighbours"""
-    parts: int = 1
-    """equal blocks of the outputs, each shared like this: query, key and value in one matrix"""
-    why: str = ""
-    """for what is not shared"""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class TensorPlan:
-    """How ranks share the modules of a model."""
-
-    shares: tuple[Share, ...]
-    attributes: tuple[tuple[str, str, int], ...] = ()
-    """(module, attribute, whole value): counts of heads in modules, which are divided by the ranks"""
-
-    def text(self, ranks: int) -> str:
-        """A table: layers that differ in their number only are one row."""
-        rows: dict[tuple[str, ...], int] = {}
-        for share in self.shares:
-            grain = f"{share.heads} x {share.grain}" if share.heads else ""
-            blocks = f"{share.parts} blocks" if share.parts > 1 else ""
-            name, why = (re.sub(r"\.\d+(?=\.)", ".*", text) for text in (share.name, share.why))
-            row = (name, share.role, grain or blocks, why)
-            rows[row] = rows.get(row, 0) + 1
-        cells = [("module", "shared", "heads", "times", "")]
-        cells += [(name, role, grain, str(count), why) for (name, role, grain, why), count in rows.items()]
-        widths = [max(len(row[column]) for row in cells) for column in range(5)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
-        ]
-        return "\n".join([f"tensor parallelism over {ranks} ranks:", *lines])
-
-
-def is_linear(module: nn.Module) -> bool:
-    """nn.Linear or transformers' Conv1D itself: a class of their own might compute more."""
-    forward = type(module).forward
-    return forward is nn.Linear.forward or (
-        type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils"
-    )
-
-
-def inputs_of(module: nn.Module) -> int:
-    """Of a linear layer."""
-    return int(module.weight.shape[1 if isinstance(module, nn.Linear) else 0])  # type: ignore[index]
-
-
-def outputs_of(module: nn.Module) -> int:
-    """Of a linear layer."""
-    return int(module.weight.shape[0 if isinstance(module, nn.Linear) else 1])  # type: ignore[index]
+_LEFT_TO_THE_RULES = {"colwise_gather_output", "rowwise_split_input"}
+"""styles that gather what several layers give, where the rules find parts of one matrix"""
 
 
 def find_plan(model: nn.Module, ranks: int, corrections: Mapping[str, Role] | None = None) -> TensorPlan:
@@ -158,6 +94,8 @@ def _own_plan(model: nn.Module) -> dict[str, Role]:
             inner = module.base_model_prefix + "." if isinstance(base, nn.Module) and base is not module else ""
             prefix = f"{path}." if path else ""
             for pattern, style in styles.items():
+                if style in _LEFT_TO_THE_RULES:
+                    continue
                 own[f"{prefix}{inner}{pattern}"] = _OF_TRANSFORMERS.get(style, "whole")
             return own
     return own
@@ -165,6 +103,10 @@ def _own_plan(model: nn.Module) -> dict[str, Role]:
 
 def _role_in(own: Mapping[str, Role], name: str) -> Role | None:
     return next((role for pattern, role in own.items() if fnmatch.fnmatchcase(name, pattern)), None)
+
+
+def _roles_of(module: nn.Module, path: str, own: Mapping[str, Role]) -> dict[str, Role | None]:
+    return {f"{path}.{name}": _role_in(own, f"{path}.{name}") for name, _ in module.named_modules()}
 
 
 def _is_attention(module: nn.Module) -> bool:
@@ -180,13 +122,10 @@ def _outermost_attentions(block: nn.Module, path: str) -> Iterator[tuple[str, nn
             yield from _outermost_attentions(child, inside)
 
 
-Found = tuple[str, Share, list[tuple[str, str, int]]]
-
-
 def _of_block(model: nn.Module, path: str, block: nn.Module, ranks: int, own: Mapping[str, Role]) -> Iterator[Found]:
     seen: set[str] = set()
     for name, attention in _outermost_attentions(block, path):
-        for found in _of_attention(model, name, attention, ranks, own):
+        for found in of_attention(model, name, attention, ranks, _roles_of(attention, name, own)):
             seen.add(found[0])
             yield found
     linears = {
@@ -194,11 +133,33 @@ def _of_block(model: nn.Module, path: str, block: nn.Module, ranks: int, own: Ma
         for name, module in block.named_modules()
         if is_linear(module) and f"{path}.{name}" not in seen
     }
-    for name, share in _of_mlp(linears, ranks, own):
+    for name, share in _of_mlp(path, block, linears, ranks, own):
         yield name, share, []
 
 
-def _of_mlp(linears: Mapping[str, nn.Module], ranks: int, own: Mapping[str, Role]) -> Iterator[tuple[str, Share]]:
+def _leave(roles: dict[str, Share], why: str) -> None:
+    """Nothing is shared after all."""
+    for name, share in roles.items():
+        if share.role in ("column", "row"):
+            roles[name] = Share(name, "whole", why=why)
+
+
+def _common_holder(block: nn.Module, names: list[str], path: str) -> Iterator[tuple[str, nn.Parameter]]:
+    """Parameters, besides those of linear layers, of the smallest module of the block that holds the layers."""
+    if not names:
+        return
+    inside = [name.removeprefix(f"{path}.").split(".")[:-1] for name in names]
+    common = list(itertools.takewhile(lambda parts: len({*parts}) == 1, zip(*inside, strict=False)))
+    holder = ".".join(parts[0] for parts in common)
+    for name, module in block.get_submodule(holder).named_modules():
+        if not is_linear(module):
+            for own, parameter in module.named_parameters(recurse=False):
+                yield ".".join(part for part in (path, holder, name, own) if part), parameter
+
+
+def _of_mlp(
+    path: str, block: nn.Module, linears: Mapping[str, nn.Module], ranks: int, own: Mapping[str, Role]
+) -> Iterator[tuple[str, Share]]:
     """The block's size is what the first layer takes. A row takes what a column gives: whole, or half of it (gated,
     both halves in one matrix)."""
     if not linears:
@@ -223,142 +184,19 @@ def _of_mlp(linears: Mapping[str, nn.Module], ranks: int, own: Mapping[str, Role
             roles[name] = Share(name, "whole", why="no layer takes its outputs back")
         else:
             roles[name] = Share(name, "whole", why="takes neither the block's size nor a column's")
+    columns = [share for share in roles.values() if share.role == "column"]
+    widths = {outputs_of(linears[share.name]) // share.parts for share in columns} - {size}
+    for name, module in linears.items():
+        if roles[name].role == "whole" and inputs_of(module) in widths:
+            _leave(roles, f"{name} takes the outputs of a column, too")
+    for name, parameter in _common_holder(block, [share.name for share in columns], path):
+        if widths & set(parameter.shape):
+            _leave(roles, f"{name} is of all that the columns give")
     for name, share in list(roles.items()):
         width = inputs_of(linears[name]) if share.role == "row" else outputs_of(linears[name]) // share.parts
         if share.role in ("column", "row") and width < ranks:
             roles[name] = Share(name, "whole", why=f"{width} are fewer than {ranks} ranks")
     yield from roles.items()
-
-
-def _of_attention(
-    model: nn.Module, path: str, attention: nn.Module, ranks: int, own: Mapping[str, Role]
-) -> Iterator[Found]:
-    linears = {f"{path}.{name}": one for name, one in attention.named_modules() if is_linear(one)}
-    names = list(linears)
-    heads, kv_heads, head_size = _heads(model, path, attention)
-    width = heads * head_size
-    rows = [name for name in names if _role_in(own, name) == "row"] or names[-1:]
-    row = linears[rows[0]]
-    problem = ""
-    if inputs_of(row) != width:
-        problem = f"{rows[0]} takes {inputs_of(row)}, which is not {heads} heads of {head_size}"
-    shares: list[Share] = [Share(name, "row", head_size, heads) for name in rows]
-    for name in names:
-        if name in rows:
-            continue
-        outputs = outputs_of(linears[name])
-        if outputs == width and kv_heads == heads or outputs == width and not _is_key_or_value(name):
-            shares.append(Share(name, "column", head_size, heads))
-        elif outputs == kv_heads * head_size:
-            shares.append(Share(name, "column", head_size, kv_heads))
-        elif outputs == 3 * width:
-            interleaved = "query_key_value" in name  # [heads, 3, size]: a head's three lie together
-            shares.append(Share(name, "column", (3 if interleaved else 1) * head_size, heads, 1 if interleaved else 3))
-        elif outputs == 2 * width:
-            shares.append(Share(name, "column", head_size, heads, 2))
-        else:
-            problem = problem or f"{name} gives {outputs}, which are not {heads} or {kv_heads} heads of {head_size}"
-    columns = {share.name.rpartition(".")[0] for share in shares if share.role == "column"}
-    inside = {name: model.get_submodule(name) for name in sorted(columns)}
-    summed, blocked = _others(inside, head_size, width, kv_heads * head_size)
-    problem = problem or blocked
-    if problem:
-        for name in names:
-            yield name, Share(name, "whole", why=problem), []
-        return
-    _require_shareable(path, heads, kv_heads, ranks)
-    counts = _counts(path, attention, heads, kv_heads, width, ranks)
-    for number, share in enumerate(sorted(shares, key=lambda one: names.index(one.name))):
-        yield share.name, share, counts if number == 0 else []
-    for name in summed:
-        yield name, Share(name, "summed"), []
-    for parent, holder in inside.items():
-        for name, module in holder.named_modules():
-            if isinstance(module, nn.Embedding) and module.embedding_dim == heads:
-                yield f"{parent}.{name}", Share(f"{parent}.{name}", "heads", 1, heads), []
-
-
-def _is_key_or_value(name: str) -> bool:
-    last = name.rsplit(".", 1)[-1].lower()
-    return last.startswith(("k", "v"))
-
-
-def _first(holder: Any, names: tuple[str, ...]) -> int:
-    return next((int(getattr(holder, name)) for name in names if isinstance(getattr(holder, name, None), int)), 0)
-
-
-def _heads(model: nn.Module, path: str, attention: nn.Module) -> tuple[int, int, int]:
-    """Query heads, key and value heads, size of a head: from the attention's own attributes, else its configuration."""
-    holders: list[Any] = list(attention.modules())
-    config = next((one.config for one in holders if hasattr(one, "config")), getattr(model, "config", None))
-    holders.append(config)
-    queries = ("num_attention_heads", "num_heads", "n_heads", "n_head", "num_query_heads")
-    keys = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
-    sizes = ("head_dim", "attention_head_size", "head_size", "key_value_proj_dim", "d_kv")
-    heads = next((found for holder in holders if (found := _first(holder, queries))), 0)
-    if heads == 0:
-        refuse(
-            "an attention does not say how many heads it has",
-            code="MODEL",
-            where=_WHERE,
-            which=f"{path}, a {type(attention).__name__}",
-            expected="an attribute " + ", ".join(queries),
-            hint='say corrections={"' + path + '.*": "whole"} to leave it whole',
-        )
-    kv_heads = next((found for holder in holders if (found := _first(holder, keys))), heads)
-    size = next((found for holder in holders if (found := _first(holder, sizes))), 0)
-    if size == 0:
-        linears = [one for one in attention.modules() if is_linear(one)]
-        size = inputs_of(linears[-1]) // heads
-    return heads, kv_heads, size
-
-
-def _require_shareable(path: str, heads: int, kv_heads: int, ranks: int) -> None:
-    fits = [str(n) for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
-    if heads % ranks == 0 and (kv_heads % ranks == 0 or ranks % kv_heads == 0):
-        return
-    refuse(
-        "the heads of an attention do not divide by the ranks that share them",
-        code="MODEL",
-        where=_WHERE,
-        which=path,
-        expected=f"tp of {', '.join(fits)}",
-        got=f"tp={ranks} for {heads} heads, {kv_heads} of keys and values",
-    )
-
-
-def _others(holders: Mapping[str, nn.Module], head_size: int, *widths: int) -> tuple[list[str], str]:
-    """Modules beside the columns: those that work on each head by itself, and a reason if one needs all heads."""
-    summed: list[str] = []
-    for path, holder in holders.items():
-        for name, module in holder.named_modules():
-            own = list(module.parameters(recurse=False))
-            if not own or is_linear(module) or isinstance(module, nn.Embedding):
-                continue
-            if all(one.dim() == 1 and one.shape[0] == head_size for one in own) and head_size not in widths:
-                summed.append(f"{path}.{name}" if name else path)
-            elif any(size in widths for one in own for size in one.shape):
-                return [], f"{path}.{name} computes over all heads"
-    return summed, ""
-
-
-def _counts(
-    path: str, attention: nn.Module, heads: int, kv_heads: int, width: int, ranks: int
-) -> list[tuple[str, str, int]]:
-    """Attributes of the attention by which it cuts its tensors, and what they are on one rank."""
-    local, local_kv = heads // ranks, max(kv_heads // ranks, 1)
-    of_names = {
-        **dict.fromkeys(("num_attention_heads", "num_heads", "n_heads", "n_head", "num_query_heads"), (heads, local)),
-        **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "n_kv_heads"), (kv_heads, local_kv)),
-        **dict.fromkeys(("split_size", "inner_dim", "all_head_size"), (width, width // ranks)),
-        "num_key_value_groups": (heads // kv_heads, local // local_kv),
-    }
-    found: list[tuple[str, str, int]] = []
-    for name, module in attention.named_modules():
-        for attribute, (whole, one_rank) in of_names.items():
-            if vars(module).get(attribute) == whole != one_rank:
-                found.append((f"{path}.{name}" if name else path, attribute, one_rank))
-    return found
 
 
 def _vocabulary(model: nn.Module, ranks: int) -> Iterator[Share]:
