@@ -68,6 +68,10 @@ class Models(job.RankTest):
     def test_every_model_on_four_ranks(self) -> None:
         self.run_well(4, "tensor_rank.py", "tp", "sp", "both")
 
+    @tier.long
+    def test_every_family_on_two_ranks(self) -> None:
+        self.run_well(2, "tensor_families_rank.py")
+
 
 class Splits(job.RankTest):
     def test_plans_refusals_dropouts_and_bytes(self) -> None:
