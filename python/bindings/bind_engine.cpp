@@ -335,8 +335,7 @@ std::vector<NamedParameter> named_parameters(std::vector<TensorTuple> tensors,
   for (auto& [name, tensor] : tensors) {
     const auto box = boxes.find(name);
     const bool may_train = group_of.contains(name) || later.contains(name);
-    result.push_back(
-        {name, std::move(tensor), may_train, box != boxes.end() ? box->second : libtorch::ParameterBox{}});
+    result.push_back({name, std::move(tensor), may_train, box != boxes.end() ? box->second : libtorch::ParameterBox{}});
   }
   return result;
 }

@@ -193,7 +193,8 @@ void Engine::read_accumulation(StatesRead& read, LoadReport& report, const LoadO
           has.begin = part.begin;
           has.end = part.end;
           const detail::RankEntry& first = from.front().entry;
-          ZR_CHECK(first.range.tensor_shape() == has.tensor_shape() && first.dtype == safetensors_dtype(flat.accumulation()) &&
+          ZR_CHECK(first.range.tensor_shape() == has.tensor_shape() &&
+                       first.dtype == safetensors_dtype(flat.accumulation()) &&
                        detail::read_elements(has, size_of(flat.accumulation()), from, sources.files, into),
                    ErrorCode::kCheckpoint, "a checkpoint lacks elements of a step's gradients",
                    {.where = "engine.load", .which = report.path + ", " + key});

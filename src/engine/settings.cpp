@@ -47,13 +47,14 @@ MeshSpec mesh_of(const Config& config, int world) {
   const std::int64_t inner = std::int64_t{sp} * tp;
   const std::int64_t dp = config.mesh.dp > 0 ? config.mesh.dp : world / inner;
   const bool left = config.mesh.dp == 0;
-  ZR_CHECK(dp >= 1 && dp * inner == world, ErrorCode::kConfig, "the mesh does not fit the number of ranks",
-           {.where = "engine.settings",
-            .which = "/zeroth/mesh: " + (left ? std::string() : "dp=" + std::to_string(dp) + ", ") +
-                     "sp=" + std::to_string(sp) + ", tp=" + std::to_string(tp),
-            .expected = left ? "a multiple of " + std::to_string(inner) + " ranks" : std::to_string(dp * inner) + " ranks",
-            .got = std::to_string(world),
-            .hint = left ? "" : "without dp it is what sp and tp leave"});
+  ZR_CHECK(
+      dp >= 1 && dp * inner == world, ErrorCode::kConfig, "the mesh does not fit the number of ranks",
+      {.where = "engine.settings",
+       .which = "/zeroth/mesh: " + (left ? std::string() : "dp=" + std::to_string(dp) + ", ") +
+                "sp=" + std::to_string(sp) + ", tp=" + std::to_string(tp),
+       .expected = left ? "a multiple of " + std::to_string(inner) + " ranks" : std::to_string(dp * inner) + " ranks",
+       .got = std::to_string(world),
+       .hint = left ? "" : "without dp it is what sp and tp leave"});
   return {{{.name = "dp", .size = static_cast<int>(dp)}, {.name = "sp", .size = sp}, {.name = "tp", .size = tp}}};
 }
 

@@ -173,7 +173,8 @@ std::optional<Error> write_shared(const std::string& path, zeroth::Engine& engin
     on_first([&] {
       if (state.data.empty()) return;
       const auto plain = like.find(state.name);
-      if (plain == like.end() || plain->second.is_contiguous()) return writer->write(std::span<const std::byte>(state.data));
+      if (plain == like.end() || plain->second.is_contiguous())
+        return writer->write(std::span<const std::byte>(state.data));
       // In the user's memory order; safetensors wants row-major.
       const at::Tensor value = at::from_blob(state.data.data(), plain->second.sizes(), plain->second.strides(),
                                              at::TensorOptions().dtype(plain->second.scalar_type()));

@@ -24,7 +24,8 @@ void require_box(const ParamSpec& param) {
   const std::size_t dims = param.shape.size();
   bool fits = param.logical_shape.size() == dims && param.box_offset.size() == dims;
   const bool parted = param.box_parts != 1;
-  fits = fits && param.box_parts >= 1 && (!parted || (param.box_parts_dim >= 0 && param.box_parts_dim < static_cast<int>(dims)));
+  fits = fits && param.box_parts >= 1 &&
+         (!parted || (param.box_parts_dim >= 0 && param.box_parts_dim < static_cast<int>(dims)));
   for (std::size_t dim = 0; fits && dim < dims; ++dim) {
     if (parted && static_cast<int>(dim) == param.box_parts_dim) {
       const std::int64_t own = param.shape[dim] / param.box_parts;

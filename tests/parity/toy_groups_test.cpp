@@ -261,7 +261,8 @@ TEST(Groups, OfTheSameRanksWithDifferentStagesHaveTheNumbersOfOne) {
           ToyTraining training = cut_by(even, odd, cut);
           training.transport = transport;
           const ToyOutcome outcome = train_toy(training);
-          EXPECT_EQ(difference(expected.at(cut), outcome), "") << world << ": " << even << " " << odd << static_cast<int>(cut);
+          EXPECT_EQ(difference(expected.at(cut), outcome), "")
+              << world << ": " << even << " " << odd << static_cast<int>(cut);
           for (const MemoryReport& memory : outcome.memory) EXPECT_EQ(memory.planned, memory.measured_peak);
         }
       }

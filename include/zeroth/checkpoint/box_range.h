@@ -16,7 +16,8 @@ struct BoxRange {
   std::vector<std::int64_t> shape{};    ///< of the box
   std::int64_t begin = 0;               ///< elements of the box, row major
   std::int64_t end = 0;
-  /// Shape of the tensor where `logical` is another view of its elements: [h, 3 h], seen as [h, 3, h]. Empty: `logical`.
+  /// Shape of the tensor where `logical` is another view of its elements: [h, 3 h], seen as [h, 3, h]. Empty:
+  /// `logical`.
   std::vector<std::int64_t> viewed{};
 
   /// A range of a whole tensor.

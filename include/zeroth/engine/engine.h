@@ -141,8 +141,8 @@ class Engine {
 
   /// Collective, blocks. Copies the values of the first rank that has a parameter, rank 0 where all have it, to the
   /// others. `values(param)` returns this rank's dense data in the
-  /// parameter's dtype. The engine calls `release(params)` when it has read the values of these, some of one unit. Units
-  /// with replicated parameters are bound when this returns.
+  /// parameter's dtype. The engine calls `release(params)` when it has read the values of these, some of one unit.
+  /// Units with replicated parameters are bound when this returns.
   void initialize(const std::function<ConstTensorView(int)>& values,
                   const std::function<void(std::span<const int> params)>& release);
 

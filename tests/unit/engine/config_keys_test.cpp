@@ -609,7 +609,8 @@ TEST(ConfigKeys, RefusedSectionsAreJudgedByTheirSwitch) {
 
 TEST(ConfigKeys, TheMeshHasDeepSpeedsNamesAndTakesWhatIsLeftForBatches) {
   const Config config = Config::from_json_text(
-      R"({"sequence_parallel_size": 2, "tensor_parallel": {"autotp_size": 4}, "train_micro_batch_size_per_gpu": 3})", "x");
+      R"({"sequence_parallel_size": 2, "tensor_parallel": {"autotp_size": 4}, "train_micro_batch_size_per_gpu": 3})",
+      "x");
   EXPECT_EQ(config.mesh.sp, 2);
   EXPECT_EQ(config.mesh.tp, 4);
   EXPECT_EQ(describe(mesh_of(config, 24)), "dp=3 sp=2 tp=4");
@@ -629,11 +630,12 @@ TEST(ParamAxes, CopiesCutAnAxisAndEachKindIsAGroup) {
   settings.mesh = {{{"dp", 2}, {"sp", 1}, {"tp", 4}}};
   settings.batch_axes = {"dp"};
   std::vector<ParamSpec> params(4);
-  const std::vector<ParamAxes> axes{
-      {}, {.distinct = "tp"}, {.distinct = "tp", .copies = 2}, {.summed = {"tp"}}};
+  const std::vector<ParamAxes> axes{{}, {.distinct = "tp"}, {.distinct = "tp", .copies = 2}, {.summed = {"tp"}}};
   group_by_axes(params, axes, settings);
   EXPECT_EQ(describe(settings.mesh), "dp=2 sp=1 tp.0=2 tp.1=2");
-  const auto group = [&](std::size_t param) { return settings.shard_groups.at(static_cast<std::size_t>(params[param].shard_group)); };
+  const auto group = [&](std::size_t param) {
+    return settings.shard_groups.at(static_cast<std::size_t>(params[param].shard_group));
+  };
   EXPECT_EQ(group(0).plan.axes, (std::vector<std::string>{"dp", "sp"}));
   EXPECT_TRUE(group(0).distinct_axes.empty());
   EXPECT_EQ(group(1).distinct_axes, (std::vector<std::string>{"tp.0", "tp.1"}));
