@@ -15,6 +15,9 @@ import torch.nn.functional as F
 from rng import digest64, key_of, scaled_uniform
 from torch import Tensor, nn
 
+import zeroth
+from zeroth.parallel import Cut, VocabEmbedding, copy_to_group, gather_from_group, vocab_cross_entropy
+
 DEVIATION = 0.02
 """standard deviation of initial values"""
 ROTARY_BASE = 10000.0
@@ -145,11 +148,21 @@ class Block(nn.Module):
         return y_BTD
 
 
+@dataclasses.dataclass(kw_only=True, slots=True, frozen=True)
+class SharedVocabulary:
+    group: zeroth.Communicator
+    embedding: VocabEmbedding
+    sizes: list[int]
+    """rows of each rank"""
+
+
 class Gpt(nn.Module):
     def __init__(self, options: ModelOptions) -> None:
         """Initial values are a function of `options.seed` and the parameter's name only; no torch generator is
         touched."""
         super().__init__()
+        self.vocab = options.vocab
+        self.shared: SharedVocabulary | None = None
         self.embedding = nn.Parameter(torch.empty(options.vocab, options.d_model, dtype=options.dtype))
         rotary = Rotary(options.d_model // options.heads, options.seq, options.dtype)
         self.blocks = nn.ModuleList(Block(options, rotary) for _ in range(options.layers))
@@ -162,13 +175,33 @@ class Gpt(nn.Module):
     def forward(self, x_BT: Tensor, y_BT: Tensor | None = None) -> Tensor:
         """`x_BT`: int64 tokens; `y_BT`: int64 next tokens. Returns the mean cross entropy in nats (a scalar; float32,
         or float64 in such a model), or without y the logits [B, T, V]."""
-        h_BTD = F.embedding(x_BT, self.embedding)
+        shared = self.shared
+        h_BTD = shared.embedding(x_BT) if shared else F.embedding(x_BT, self.embedding)
         for block in self.blocks:
             h_BTD = block(h_BTD)
-        logits_BTV = F.linear(self.last_norm(h_BTD), self.embedding)
+        h_BTD = self.last_norm(h_BTD)
+        if shared:
+            h_BTD = copy_to_group(h_BTD, shared.group)
+        logits_BTV = F.linear(h_BTD, self.embedding)
         if logits_BTV.dtype.itemsize == 2:
             logits_BTV = logits_BTV.float()  # 16 bits are too few for a sum over the vocabulary
+        if shared and y_BT is not None:
+            rows = logits_BTV.flatten(0, 1)
+            return vocab_cross_entropy(rows, y_BT.flatten(), shared.group, vocab_sizes=shared.sizes)
+        if shared:
+            return gather_from_group(logits_BTV, -1, shared.group, shared.sizes)
         return logits_BTV if y_BT is None else F.cross_entropy(logits_BTV.flatten(0, 1), y_BT.flatten())
+
+    def share(self, config: zeroth.Config, world: zeroth.World) -> None:
+        """The ranks of the mesh's tp share the heads, the hidden width and the vocabulary of a model that they have
+        alike: each keeps its part. Raises what zeroth.parallelize() does."""
+        group = zeroth.parallelize(self, config, world=world).mesh.axis("tp")
+        cut = Cut("tp", group.rank, group.size)
+        table = nn.Embedding(self.vocab, self.embedding.shape[1], _weight=self.embedding.data)
+        table.weight = self.embedding  # which stays the model's own: the table is no module of it
+        self.shared = SharedVocabulary(
+            group=group, embedding=VocabEmbedding.of(table, group, cut), sizes=cut.sizes(self.vocab)
+        )
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import math
 import pathlib
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -106,7 +107,7 @@ def parse_command_line(arguments: Sequence[str]) -> Options:
     _add_output_arguments(parser)
     _add_engine_arguments(parser)
     values = vars(parser.parse_args(arguments))
-    options = Options(**values | _read_target(values.pop("target")))
+    options = Options(**values | _read_target(values.pop("target")) | {"mesh": _read_mesh(values.pop("mesh"))})
     _check_combinations(options)
     return options
 
@@ -207,23 +208,14 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--zero-stage", type=int, choices=(0, 1, 2, 3), help="default 3")
     add(
         "--mesh",
-        type=_mesh,
-        default={},
-        help='the ranks as a grid, say "dp=2,tp=2": tp ranks share the matrices of each layer (default: dp alone)',
+        help='the ranks as a grid, say "dp=2,tp=2": tp neighbours share the matrices of each layer and have one batch '
+        "(default: dp alone)",
     )
     add("--batch", type=_integer(1, MOST), help="sequences per rank and micro-step (default 8)")
     add("--accumulate", type=_integer(1, MOST), help="micro-steps of a step (default 1)")
     add("--dtype", choices=("fp32", "bf16", "fp16", "fp64"), help="default fp32")
     add("--lr", type=_number, help="highest learning rate (default 0.001)")
     add("--clip", type=_number, help="clip gradients to this norm; 0: off (default 1)")
-
-
-def _mesh(text: str) -> dict[str, int]:
-    parts = [part.partition("=") for part in text.split(",")]
-    axes = {name: int(size) for name, _, size in parts if name in ("dp", "tp") and size.isdecimal() and int(size) > 0}
-    if len(axes) != len(parts):
-        raise argparse.ArgumentTypeError(f'{text!r} is no list of axes dp and tp with their sizes, as "dp=2,tp=2"')
-    return axes
 
 
 def _integer(low: int, high: int) -> Callable[[str], int]:
@@ -256,6 +248,22 @@ def _read_target(target: str | None) -> dict[str, Any]:
         return {"target_loss": float(target), "target_bigram": False}
     except ValueError:
         raise _usage_error('a target is a number or "bigram"', "--target", target) from None
+
+
+def _read_mesh(text: str | None) -> dict[str, int]:
+    """ "dp=2,tp=2"; every axis once."""
+    axes: dict[str, int] = {}
+    for part in [] if text is None else text.split(","):
+        name, _, size = part.partition("=")
+        if name == "sp":
+            raise _usage_error("the trainer splits no sequences: a mesh has the axes dp and tp", "--mesh", text or "")
+        is_size = re.fullmatch(r"[0-9]{1,7}", size) is not None and 1 <= int(size) <= LARGEST_SIZE
+        if name not in ("dp", "tp") or not is_size or name in axes:
+            raise _usage_error(
+                'a mesh is a list of the axes dp and tp with their sizes, as "dp=2,tp=2"', "--mesh", text or ""
+            )
+        axes[name] = int(size)
+    return axes
 
 
 def _check_combinations(options: Options) -> None:

@@ -136,8 +136,12 @@ class Report:
             f"{summary.parameters:,} parameters: {options.layers} layers, width {options.d_model}, {options.heads} heads, "  # noqa: E501
             f"sequence {options.seq}, {settings.dtype}"
         )
+        sharing = summary.world_size // settings.data_ranks
+        ranks = (
+            f"{summary.world_size} ranks" if sharing == 1 else f"{settings.data_ranks} groups of {sharing} ranks"
+        )
         self.line(
-            f"ZeRO-{summary.zero_stage}, {summary.world_size} ranks x {settings.accumulate} micro-steps x {settings.micro_batch} "  # noqa: E501
+            f"ZeRO-{summary.zero_stage}, {ranks} x {settings.accumulate} micro-steps x {settings.micro_batch} "  # noqa: E501
             f"sequences = {settings.batch} sequences a step, threads per rank: {threads}"
         )
 

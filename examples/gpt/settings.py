@@ -38,7 +38,7 @@ class Settings:
     batch: int
     """sequences of a step, all ranks together"""
     data_ranks: int
-    """ranks with batches of their own"""
+    """ranks, or groups of ranks that share the matrices, with batches of their own"""
     dtype: str
     """ "fp32", "bf16", "fp16" or "fp64" """
     notes: list[str]
@@ -104,11 +104,7 @@ class Overrides:
 def make_settings(options: Options, world_size: int) -> Settings:
     """Raises what zeroth.Config says about file and arguments."""
     overrides = Overrides(options.config)
-    for axis, size in options.mesh.items():
-        overrides.argument("--mesh", f"/zeroth/mesh/{axis}", size)
-    axes = {axis: options.mesh.get(axis) or overrides.size(f"/zeroth/mesh/{axis}") for axis in ("dp", "tp")}
-    mesh = zeroth.Config.from_json(json.dumps({"zeroth": {"mesh": axes}}), "--mesh")
-    data_ranks = mesh.mesh(world_size)["dp"]
+    data_ranks = _merge_mesh(options, world_size, overrides)["dp"]
     _merge_batch(options, data_ranks, overrides)
     _merge_optimizer(options, overrides)
     _merge_scheduler(options.steps, overrides)
@@ -134,6 +130,22 @@ def make_settings(options: Options, world_size: int) -> Settings:
         dtype=options.dtype or (halves[0] if halves else "fp32"),
         notes=overrides.notes,
     )
+
+
+def _merge_mesh(options: Options, world_size: int, overrides: Overrides) -> dict[str, int]:
+    """The axes of the file and of --mesh, which have to be known before the batch."""
+    for axis, size in sorted(options.mesh.items()):
+        overrides.argument("--mesh", f"/zeroth/mesh/{axis}", size)
+    axes = overrides.config().mesh(world_size)
+    if axes["sp"] > 1:
+        raise make_error(
+            "USAGE",
+            "the trainer splits no sequences: a mesh has the axes dp and tp",
+            which="/zeroth/mesh/sp",
+            got=str(axes["sp"]),
+            hint="zeroth.parallelize() splits the sequences of models of transformers",
+        )
+    return axes
 
 
 def _merge_batch(options: Options, data_ranks: int, overrides: Overrides) -> None:

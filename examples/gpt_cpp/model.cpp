@@ -2,7 +2,10 @@
 
 #include "random.h"
 
+#include <zeroth/base/error.h>
 #include <zeroth/base/text.h>
+#include <zeroth/libtorch/collectives.h>
+#include <zeroth/parallel/slices.h>
 
 #include <algorithm>
 #include <cmath>
@@ -12,6 +15,8 @@
 
 namespace gpt {
 namespace {
+
+using zeroth::libtorch::RankGroup;
 
 constexpr double kDeviation = 0.02;
 constexpr double kRotaryBase = 10000.0;
@@ -43,6 +48,36 @@ ProjectionImpl::ProjectionImpl(std::int64_t in, std::int64_t out, double initial
   weight = register_parameter("weight", torch::empty({out, in}, dtype));
 }
 
+torch::Tensor ProjectionImpl::forward(const torch::Tensor& x) {
+  if (column_) {
+    return column_->forward(x);
+  }
+  return row_ ? row_->forward(x) : torch::linear(x, weight);
+}
+
+void ProjectionImpl::share_outputs(const RankGroup& group, int parts) {
+  column_ = zeroth::libtorch::ColumnLinear(weight, torch::Tensor(), group, zeroth::libtorch::LinearCut{.parts = parts});
+  take(column_->weight);
+}
+
+void ProjectionImpl::share_inputs(const RankGroup& group) {
+  row_ = zeroth::libtorch::RowLinear(weight, torch::Tensor(), group);
+  take(row_->weight);
+}
+
+// The shared layer is no submodule, and its parameter is this one's: names are those of the whole model.
+void ProjectionImpl::take(const torch::Tensor& part) {
+  weight = part;
+  parameters_["weight"] = part;
+}
+
+Boxes ProjectionImpl::boxes() const {
+  if (column_) {
+    return column_->boxes();
+  }
+  return row_ ? row_->boxes() : Boxes{};
+}
+
 RmsNormImpl::RmsNormImpl(std::int64_t width, torch::Dtype dtype) {
   weight = register_parameter("weight", torch::ones({width}, dtype));
 }
@@ -68,7 +103,7 @@ torch::Tensor Rotary::rotate(const torch::Tensor& x_BT2NH) const {
 }
 
 AttentionImpl::AttentionImpl(const ModelOptions& options, std::shared_ptr<const Rotary> rotary)
-    : heads_(options.heads),
+    : head_width_(options.d_model / options.heads),
       rotary_(std::move(rotary)),
       qkv_(register_module("qkv", Projection(options.d_model, 3 * options.d_model, kDeviation, options.dtype))),
       out_(register_module(
@@ -77,15 +112,19 @@ AttentionImpl::AttentionImpl(const ModelOptions& options, std::shared_ptr<const 
 torch::Tensor AttentionImpl::forward(const torch::Tensor& x_BTD) {
   const std::int64_t B = x_BTD.size(0);
   const std::int64_t T = x_BTD.size(1);
-  const std::int64_t D = x_BTD.size(2);
-  const torch::Tensor qkv_BT3NH = qkv_->forward(x_BTD).view({B, T, 3, heads_, D / heads_});
+  const torch::Tensor qkv_BT3NH = qkv_->forward(x_BTD).view({B, T, 3, -1, head_width_});
   const torch::Tensor qk_BT2NH = rotary_->rotate(qkv_BT3NH.narrow(2, 0, 2));
   const torch::Tensor q_BNTH = qk_BT2NH.select(2, 0).transpose(1, 2);
   const torch::Tensor k_BNTH = qk_BT2NH.select(2, 1).transpose(1, 2);
   const torch::Tensor v_BNTH = qkv_BT3NH.select(2, 2).transpose(1, 2);
   const torch::Tensor y_BNTH =
       torch::scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH, {}, /*dropout_p=*/0.0, /*is_causal=*/true);
-  return out_->forward(y_BNTH.transpose(1, 2).reshape({B, T, D}));
+  return out_->forward(y_BNTH.transpose(1, 2).reshape({B, T, -1}));
+}
+
+void AttentionImpl::share(const RankGroup& group) {
+  qkv_->share_outputs(group, /*parts=*/3);
+  out_->share_inputs(group);
 }
 
 MlpImpl::MlpImpl(const ModelOptions& options)
@@ -99,6 +138,11 @@ torch::Tensor MlpImpl::forward(const torch::Tensor& x_BTD) {
   return down_->forward(torch::silu(gate_and_up_BTF[0]) * gate_and_up_BTF[1]);
 }
 
+void MlpImpl::share(const RankGroup& group) {
+  gate_up_->share_outputs(group, /*parts=*/2);
+  down_->share_inputs(group);
+}
+
 BlockImpl::BlockImpl(const ModelOptions& options, std::shared_ptr<const Rotary> rotary)
     : attention_norm_(register_module("attention_norm", RmsNorm(options.d_model, options.dtype))),
       attention_(register_module("attention", Attention(options, std::move(rotary)))),
@@ -110,7 +154,13 @@ torch::Tensor BlockImpl::forward(const torch::Tensor& x_BTD) {
   return h_BTD + mlp_->forward(mlp_norm_->forward(h_BTD));
 }
 
-GptImpl::GptImpl(const ModelOptions& options) : last_norm_(RmsNorm(options.d_model, options.dtype)) {
+void BlockImpl::share(const RankGroup& group) {
+  attention_->share(group);
+  mlp_->share(group);
+}
+
+GptImpl::GptImpl(const ModelOptions& options)
+    : options_(options), last_norm_(RmsNorm(options.d_model, options.dtype)) {
   torch::NoGradGuard no_grad;
   embedding_VD_ = register_parameter("embedding", torch::empty({options.vocab, options.d_model}, options.dtype));
   blocks_ = register_module("blocks", torch::nn::ModuleList());
@@ -128,16 +178,60 @@ GptImpl::GptImpl(const ModelOptions& options) : last_norm_(RmsNorm(options.d_mod
     units_.emplace_back(std::move(block));
     blocks_->push_back(units_.back());
   }
+  for (const torch::Tensor& parameter : parameters()) {
+    num_parameters_ += parameter.numel();
+  }
+}
+
+void GptImpl::share(const RankGroup& group) {
+  const std::int64_t heads = options_.heads;
+  if (heads % group.size() != 0) {
+    std::string fits;
+    for (std::int64_t ranks = 1; ranks <= heads; ++ranks) {
+      if (heads % ranks == 0) {
+        fits += (fits.empty() ? "" : ", ") + std::to_string(ranks);
+      }
+    }
+    throw zeroth::Error(
+        zeroth::ErrorCode::kModel, "the heads of an attention do not divide by the ranks that share them",
+        {.where = "zeroth-gpt --mesh",
+         .which = "blocks.0.attention",
+         .expected = "tp of " + fits,
+         .got = "tp=" + std::to_string(group.size()) + " for " + std::to_string(heads) + " heads"});
+  }
+  for (auto& unit : units_) {
+    unit->inner()->share(group);
+  }
+  shared_.emplace(Vocabulary{.group = group,
+                             .embedding = zeroth::libtorch::VocabEmbedding(embedding_VD_, group),
+                             .sizes = zeroth::slice_sizes(options_.vocab, group.size())});
+  embedding_VD_ = shared_->embedding->weight;
+  parameters_["embedding"] = embedding_VD_;
+}
+
+Boxes GptImpl::boxes() const {
+  return shared_ ? Boxes{{"embedding", shared_->embedding->boxes().front().second}} : Boxes{};
 }
 
 torch::Tensor GptImpl::forward(const torch::Tensor& x_BT, const torch::Tensor& y_BT) {
-  torch::Tensor h_BTD = torch::embedding(embedding_VD_, x_BT);
+  torch::Tensor h_BTD = shared_ ? shared_->embedding->forward(x_BT) : torch::embedding(embedding_VD_, x_BT);
   for (auto& unit : units_) {
     h_BTD = unit->forward(h_BTD);
   }
-  torch::Tensor logits_BTV = torch::linear(last_norm_->forward(h_BTD), embedding_VD_);
+  h_BTD = last_norm_->forward(h_BTD);
+  if (shared_) {
+    h_BTD = zeroth::libtorch::copy_to_group(h_BTD, shared_->group);
+  }
+  torch::Tensor logits_BTV = torch::linear(h_BTD, embedding_VD_);
   if (logits_BTV.element_size() == 2) {
     logits_BTV = logits_BTV.to(torch::kFloat32);  // 16 bits are too few for a sum over the vocabulary
+  }
+  if (shared_ && y_BT.defined()) {
+    return zeroth::libtorch::vocab_cross_entropy(logits_BTV.flatten(0, 1), y_BT.flatten(), shared_->group,
+                                                 {.vocab_sizes = shared_->sizes});
+  }
+  if (shared_) {
+    return zeroth::libtorch::gather_from_group(logits_BTV, -1, shared_->group, shared_->sizes);
   }
   return y_BT.defined() ? torch::cross_entropy_loss(logits_BTV.flatten(0, 1), y_BT.flatten()) : logits_BTV;
 }

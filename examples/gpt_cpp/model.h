@@ -2,16 +2,23 @@
 //
 // Shape letters: B batch, T sequence, D model width, N heads, H head width (D / N), F hidden width of the
 // MLP, V vocabulary. Every block is a Unit: the grain in which Zeroth gathers parameters and reduces
-// gradients. Embedding and last norm belong to the root unit.
+// gradients. Embedding and last norm belong to the root unit. Ranks may share the matrices (Gpt::share()): N, F and V
+// are then this rank's.
 #pragma once
 
 #include <zeroth/libtorch/engine.h>
+#include <zeroth/libtorch/parameter_box.h>
+#include <zeroth/libtorch/rank_group.h>
+#include <zeroth/libtorch/tensor_parallel.h>
 
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/types.h>
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace gpt {
@@ -30,15 +37,27 @@ struct ModelOptions {
 /// numbers.
 [[nodiscard]] std::int64_t hidden_width(std::int64_t d_model);
 
+using Boxes = std::vector<std::pair<std::string, zeroth::libtorch::ParameterBox>>;
+
 /// A matrix without bias and without torch's own (slow) initialisation; `model.cpp` fills it.
-class ProjectionImpl : public torch::nn::Module {
+class ProjectionImpl : public torch::nn::Module, public zeroth::libtorch::SplitModule {
  public:
   /// Weight [out, in]; initial standard deviation `deviation`.
   ProjectionImpl(std::int64_t in, std::int64_t out, double deviation, torch::Dtype dtype);
-  torch::Tensor forward(const torch::Tensor& x) { return torch::linear(x, weight); }
+  torch::Tensor forward(const torch::Tensor& x);
+  /// The ranks share the outputs, of each of `parts` equal blocks alike, or the inputs. Leaves this rank its part of the
+  /// weight, in a new tensor.
+  void share_outputs(const zeroth::libtorch::RankGroup& group, int parts);
+  void share_inputs(const zeroth::libtorch::RankGroup& group);
+  [[nodiscard]] Boxes boxes() const override;
 
   torch::Tensor weight{};
   double deviation;
+
+ private:
+  void take(const torch::Tensor& part);
+  zeroth::libtorch::ColumnLinear column_{nullptr};
+  zeroth::libtorch::RowLinear row_{nullptr};
 };
 TORCH_MODULE(Projection);
 
@@ -71,9 +90,10 @@ class AttentionImpl : public torch::nn::Module {
  public:
   AttentionImpl(const ModelOptions& options, std::shared_ptr<const Rotary> rotary);
   torch::Tensor forward(const torch::Tensor& x_BTD);
+  void share(const zeroth::libtorch::RankGroup& group);
 
  private:
-  std::int64_t heads_;
+  std::int64_t head_width_;
   std::shared_ptr<const Rotary> rotary_;
   Projection qkv_;
   Projection out_;
@@ -85,6 +105,7 @@ class MlpImpl : public torch::nn::Module {
  public:
   explicit MlpImpl(const ModelOptions& options);
   torch::Tensor forward(const torch::Tensor& x_BTD);
+  void share(const zeroth::libtorch::RankGroup& group);
 
  private:
   Projection gate_up_;
@@ -96,6 +117,7 @@ class BlockImpl : public torch::nn::Module {
  public:
   BlockImpl(const ModelOptions& options, std::shared_ptr<const Rotary> rotary);
   torch::Tensor forward(const torch::Tensor& x_BTD);
+  void share(const zeroth::libtorch::RankGroup& group);
 
  private:
   RmsNorm attention_norm_;
@@ -105,7 +127,7 @@ class BlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-class GptImpl : public torch::nn::Module {
+class GptImpl : public torch::nn::Module, public zeroth::libtorch::SplitModule {
  public:
   /// Initial values are a function of `options.seed` and the name of the parameter's module only
   /// ("embedding", "blocks.0.attention.qkv"); no torch generator is touched.
@@ -115,7 +137,26 @@ class GptImpl : public torch::nn::Module {
   /// [B, T, V].
   torch::Tensor forward(const torch::Tensor& x_BT, const torch::Tensor& y_BT);
 
+  /// The group's ranks share the heads, the hidden width and the vocabulary of a model that they have alike: each keeps
+  /// its part. Four sums of [B, T, D] a block and step (two of them in backward); logits do not travel where there is
+  /// a loss. x and y must be the same on all of the group's ranks. Before the engine is made, once.
+  /// Throws zeroth::Error kModel, with nothing changed, for heads that do not divide by the ranks.
+  /// Ref: Shoeybi et al., "Megatron-LM", 2019, section 3.
+  void share(const zeroth::libtorch::RankGroup& group);
+  [[nodiscard]] Boxes boxes() const override;
+  /// Numbers of the whole model, also after share().
+  [[nodiscard]] std::int64_t num_parameters() const { return num_parameters_; }
+
  private:
+  struct Vocabulary {
+    zeroth::libtorch::RankGroup group;
+    zeroth::libtorch::VocabEmbedding embedding;
+    std::vector<std::int64_t> sizes{};  ///< of each rank
+  };
+
+  ModelOptions options_;
+  std::int64_t num_parameters_ = 0;
+  std::optional<Vocabulary> shared_{};
   torch::Tensor embedding_VD_{};
   torch::nn::ModuleList blocks_{};
   std::vector<zeroth::libtorch::Unit<Block>> units_{};

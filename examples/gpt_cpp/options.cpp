@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
+#include <system_error>
 
 namespace gpt {
 namespace {
@@ -78,9 +80,12 @@ void add_run_arguments(CLI::App& app, Options& options, std::string& target) {
                  "go on from this checkpoint; \"auto\": the newest of --checkpoints, if there is one");
 }
 
-void add_engine_arguments(CLI::App& app, Options& options) {
+void add_engine_arguments(CLI::App& app, Options& options, std::string& mesh) {
   app.add_option("--config", options.config_path, "Zeroth configuration (JSON); the arguments below win over it");
   app.add_option("--zero-stage", options.zero_stage, "0, 1, 2 or 3 (default 3)")->check(CLI::Range(0, 3));
+  app.add_option("--mesh", mesh,
+                 "the ranks as a grid, say \"dp=2,tp=2\": tp neighbours share the matrices of each layer and have one "
+                 "batch (default: dp alone)");
   app.add_option("--batch", options.batch, "sequences per rank and micro-step (default 8)")->check(CLI::PositiveNumber);
   app.add_option("--accumulate", options.accumulate, "micro-steps of a step (default 1)")->check(CLI::PositiveNumber);
   app.add_option("--dtype", options.dtype, "fp32, bf16, fp16 or fp64 (default fp32)")
@@ -103,6 +108,31 @@ void read_target(const std::string& target, Options& options) {
     usage_error("a target is a number or \"bigram\"", "--target", target);
   }
   options.target_loss = value;
+}
+
+// "dp=2,tp=2"; every axis once.
+std::map<std::string, int> read_mesh(const std::string& text) {
+  constexpr int kMost = 1 << 20;
+  std::map<std::string, int> axes;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    const std::string part = text.substr(begin, end - begin);
+    const std::size_t equals = std::min(part.find('='), part.size());
+    const std::string name = part.substr(0, equals);
+    if (name == "sp") {
+      usage_error("the trainer splits no sequences: a mesh has the axes dp and tp", "--mesh", text);
+    }
+    const char* const digits = part.data() + std::min(equals + 1, part.size());
+    const char* const last = part.data() + part.size();
+    int size = 0;
+    const auto [stop, error] = std::from_chars(digits, last, size);
+    const bool is_size = error == std::errc() && stop == last && size >= 1 && size <= kMost;
+    if ((name != "dp" && name != "tp") || !is_size || !axes.emplace(name, size).second) {
+      usage_error("a mesh is a list of the axes dp and tp with their sizes, as \"dp=2,tp=2\"", "--mesh", text);
+    }
+    begin = end + 1;
+  }
+  return axes;
 }
 
 void check_combinations(Options& options) {
@@ -134,6 +164,7 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   CommandLine line;
   Options& options = line.options;
   std::string target;
+  std::string mesh;
   CLI::App app(
       "Trains a byte-level GPT on the text of a folder, with ZeRO 0-3 over the ranks that started it.\n"
       "  zeroth-run -n 2 zeroth-gpt --data FOLDER --steps 200 --sample 400",
@@ -143,7 +174,7 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   add_data_arguments(app, options);
   add_model_arguments(app, options);
   add_run_arguments(app, options, target);
-  add_engine_arguments(app, options);
+  add_engine_arguments(app, options, mesh);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -153,6 +184,9 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
     usage_error(error.what(), "the command line");
   }
   read_target(target, options);
+  if (app.count("--mesh") > 0) {
+    options.mesh = read_mesh(mesh);
+  }
   check_combinations(options);
   return line;
 }

@@ -87,9 +87,12 @@ void Report::introduce(const Options& options, const Settings& settings, const R
   line(fmt::format("{} parameters: {} layers, width {}, {} heads, sequence {}, {}",
                    grouped(static_cast<std::uint64_t>(summary.parameters)), options.layers, options.d_model,
                    options.heads, options.seq, settings.dtype));
-  line(fmt::format("ZeRO-{}, {} ranks x {} micro-steps x {} sequences = {} sequences a step, threads per rank: {}",
-                   summary.zero_stage, summary.world_size, settings.batch.accumulate, settings.batch.micro,
-                   settings.batch.train, threads));
+  const int sharing = summary.world_size / settings.data_ranks;
+  const std::string ranks = sharing == 1 ? fmt::format("{} ranks", summary.world_size)
+                                         : fmt::format("{} groups of {} ranks", settings.data_ranks, sharing);
+  line(fmt::format("ZeRO-{}, {} x {} micro-steps x {} sequences = {} sequences a step, threads per rank: {}",
+                   summary.zero_stage, ranks, settings.batch.accumulate, settings.batch.micro, settings.batch.train,
+                   threads));
 }
 
 void Report::progress(const StepRecord& record, std::int64_t steps, double tokens_per_second) {

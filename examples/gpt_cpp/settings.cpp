@@ -1,5 +1,9 @@
 #include "options.h"
 
+#include <zeroth/base/error.h>
+#include <zeroth/comm/mesh.h>
+#include <zeroth/engine/settings.h>
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -23,6 +27,7 @@ constexpr const char* kClip = "/gradient_clipping";
 constexpr const char* kLr = "/optimizer/params/lr";
 constexpr const char* kBf16 = "/bf16/enabled";
 constexpr const char* kFp16 = "/fp16/enabled";
+constexpr const char* kMesh = "/zeroth/mesh/";
 constexpr double kDefaultLr = 1e-3;
 constexpr std::int64_t kDefaultBatch = 8;
 
@@ -75,7 +80,10 @@ class Overrides {
       fallback(where, value);
     }
   }
-  [[nodiscard]] const std::vector<zeroth::ConfigOverride>& values() const { return values_; }
+  [[nodiscard]] zeroth::Config config() const {
+    return file_.empty() ? zeroth::Config::from_json_text("{}", "zeroth-gpt", values_)
+                         : zeroth::Config::from_file(file_, values_);
+  }
   [[nodiscard]] std::vector<std::string> notes() const { return notes_; }
 
  private:
@@ -87,7 +95,7 @@ class Overrides {
 
 // The three sizes depend on each other. With --batch or --accumulate the product follows them; else a product
 // in the file decides about what the file leaves open.
-void merge_batch(const Options& options, std::int64_t world_size, Overrides& overrides) {
+void merge_batch(const Options& options, std::int64_t data_ranks, Overrides& overrides) {
   const std::int64_t train = options.batch || options.accumulate ? 0 : overrides.size(kTrain);
   const std::int64_t file_micro = options.batch.value_or(overrides.size(kMicro));
   const std::int64_t accumulate = [&] {
@@ -95,13 +103,13 @@ void merge_batch(const Options& options, std::int64_t world_size, Overrides& ove
     if (given > 0 || train == 0 || file_micro == 0) {
       return std::max<std::int64_t>(1, given);
     }
-    return std::max<std::int64_t>(1, train / (world_size * file_micro));
+    return std::max<std::int64_t>(1, train / (data_ranks * file_micro));
   }();
   const std::int64_t micro = [&] {
     if (file_micro > 0) {
       return file_micro;
     }
-    return train == 0 ? kDefaultBatch : std::max<std::int64_t>(1, train / (world_size * accumulate));
+    return train == 0 ? kDefaultBatch : std::max<std::int64_t>(1, train / (data_ranks * accumulate));
   }();
   overrides.argument("--batch", kMicro, options.batch);
   overrides.argument("--accumulate", kAccumulate, options.accumulate);
@@ -112,8 +120,23 @@ void merge_batch(const Options& options, std::int64_t world_size, Overrides& ove
     overrides.fallback(kAccumulate, accumulate);
   }
   if (train == 0 && overrides.mentions(kTrain)) {
-    overrides.argument("--batch and --accumulate", kTrain, json(micro * accumulate * world_size));
+    overrides.argument("--batch and --accumulate", kTrain, json(micro * accumulate * data_ranks));
   }
+}
+
+// The axes of the file and of --mesh, which have to be known before the batch.
+zeroth::MeshSpec merge_mesh(const Options& options, int world_size, Overrides& overrides) {
+  for (const auto& [axis, size] : options.mesh) {
+    overrides.argument("--mesh", (kMesh + axis).c_str(), json(size));
+  }
+  const zeroth::Config config = overrides.config();
+  ZR_CHECK(config.mesh.sp <= 1, zeroth::ErrorCode::kUsage,
+           "the trainer splits no sequences: a mesh has the axes dp and tp",
+           zeroth::ErrorContext{.where = "zeroth-gpt",
+                                .which = "/zeroth/mesh/sp",
+                                .got = std::to_string(config.mesh.sp),
+                                .hint = "zeroth.parallelize() splits the sequences of models of transformers"});
+  return zeroth::mesh_of(config, world_size);
 }
 
 // AdamW and a warmed-up cosine unless the file brings its own; betas as is usual for language models.
@@ -157,7 +180,8 @@ void merge_dtype(const Options& options, Overrides& overrides) {
 
 Settings make_settings(const Options& options, int world_size) {
   Overrides overrides(options.config_path);
-  merge_batch(options, world_size, overrides);
+  const int data_ranks = merge_mesh(options, world_size, overrides).axes.front().size;
+  merge_batch(options, data_ranks, overrides);
   merge_optimizer(options, overrides);
   merge_dtype(options, overrides);
   overrides.argument("--zero-stage", kStage, options.zero_stage);
@@ -170,9 +194,9 @@ Settings make_settings(const Options& options, int world_size) {
   }
 
   Settings settings;
-  settings.config = options.config_path.empty() ? zeroth::Config::from_json_text("{}", "zeroth-gpt", overrides.values())
-                                                : zeroth::Config::from_file(options.config_path, overrides.values());
-  settings.batch = settings.config.resolve(world_size);
+  settings.config = overrides.config();
+  settings.data_ranks = data_ranks;
+  settings.batch = settings.config.resolve(data_ranks);
   const bool fp16 = settings.config.fp16.enabled;
   settings.dtype = options.dtype.value_or(settings.config.bf16 ? "bf16" : fp16 ? "fp16" : "fp32");
   settings.notes = overrides.notes();

@@ -10,7 +10,9 @@
 #include <zeroth/base/error.h>
 #include <zeroth/base/text.h>
 #include <zeroth/comm/rank_activity.h>
+#include <zeroth/comm/mesh.h>
 #include <zeroth/device/memory.h>
+#include <zeroth/engine/settings.h>
 #include <zeroth/libtorch/engine.h>
 
 #include <ATen/Parallel.h>
@@ -60,7 +62,9 @@ int use_threads(int world_size) {
   return threads;
 }
 
-Gpt make_model(const Options& options, const std::string& dtype) {
+// In the dtype of the run, with the weights of --init or those of the seed; the ranks of a mesh's tp share it.
+Gpt make_model(const Options& options, const Settings& settings, const zeroth::World& world) {
+  const std::string& dtype = settings.dtype;
   Gpt model(ModelOptions{.layers = options.layers,
                          .d_model = options.d_model,
                          .heads = options.heads,
@@ -72,6 +76,11 @@ Gpt make_model(const Options& options, const std::string& dtype) {
   }
   if (!options.init_path.empty()) {
     load_weights(model, options.init_path);
+  }
+  if (settings.config.mesh.tp > 1) {
+    const zeroth::Mesh mesh = world.mesh(zeroth::mesh_of(settings.config, world.size()),
+                                         zeroth::make_comm_options(settings.config, world.size()));
+    model->share(zeroth::libtorch::RankGroup(mesh.axis("tp")));
   }
   return model;
 }
@@ -121,14 +130,13 @@ class Trainer {
         report_(world.rank(), options.json_path),
         threads_(use_threads(world.size())),
         corpus_(load_corpus(options.corpus, static_cast<std::size_t>(options.seq))),
-        model_(make_model(options, settings_.dtype)),
+        data_rank_(world.rank() / (world.size() / settings_.data_ranks)),
+        model_(make_model(options, settings_, world)),
         engine_(model_, settings_.config, world, engine_options()) {
     summary_.bigram_entropy = bigram_entropy(corpus_.held_out());
     summary_.world_size = world.size();
     summary_.zero_stage = settings_.config.zero.stage;
-    for (const torch::Tensor& parameter : model_->parameters()) {
-      summary_.parameters += parameter.numel();
-    }
+    summary_.parameters = model_->num_parameters();
     if (options_.target_bigram) {
       target_ = summary_.bigram_entropy;
     } else {
@@ -179,6 +187,7 @@ class Trainer {
   Report report_;
   int threads_;
   Corpus corpus_;
+  int data_rank_;  // ranks that share matrices are neighbours, and have one batch
   Gpt model_;
   GptEngine engine_;
   std::optional<double> target_{};
@@ -231,7 +240,7 @@ StepRecord Trainer::train_step(std::int64_t step) {
   for (std::int64_t micro_step = 0; micro_step < settings_.batch.accumulate; ++micro_step) {
     world_.activity()
         ->at();  // the line that is shown to ranks that wait for this one: its batch may come from a slow disk
-    const BatchKey key{options_.seed, step, micro_step, world_.rank()};
+    const BatchKey key{options_.seed, step, micro_step, data_rank_};
     const auto starts =
         train_windows(corpus_.train().size(), seq, static_cast<std::size_t>(settings_.batch.micro), key);
     const Batch batch = make_batch(corpus_.train(), starts, options_.seq);
@@ -347,13 +356,13 @@ bool Trainer::validate() {
   const torch::NoGradGuard no_grad;
   const auto windows = held_out_windows(corpus_.held_out().size(), static_cast<std::size_t>(options_.seq),
                                         static_cast<std::size_t>(options_.eval_windows));
-  const auto world_size = static_cast<std::size_t>(world_.size());
+  const auto data_ranks = static_cast<std::size_t>(settings_.data_ranks);
   const auto batch_size = static_cast<std::size_t>(settings_.batch.micro);
   std::vector<std::size_t> mine;
-  for (auto i = static_cast<std::size_t>(world_.rank()); i < windows.size(); i += world_size) {
+  for (auto i = static_cast<std::size_t>(data_rank_); i < windows.size(); i += data_ranks) {
     mine.push_back(windows[i]);
   }
-  const std::size_t most = (windows.size() + world_size - 1) / world_size;
+  const std::size_t most = (windows.size() + data_ranks - 1) / data_ranks;
   double sum = 0.0;  // of the windows' mean losses
   for (std::size_t begin = 0; begin < most; begin += batch_size) {
     const std::size_t count = begin < mine.size() ? std::min(batch_size, mine.size() - begin) : 0;
@@ -362,7 +371,7 @@ bool Trainer::validate() {
     const Batch batch = make_batch(corpus_.held_out(), starts, options_.seq);
     sum += static_cast<double>(count) * engine_.forward(batch.x_BT, batch.y_BT).item().toDouble();
   }
-  const double loss = engine_.average(sum) * static_cast<double>(world_size) / static_cast<double>(windows.size());
+  const double loss = engine_.average(sum) * static_cast<double>(data_ranks) / static_cast<double>(windows.size());
   summary_.validation_loss = loss;
   summary_.target_reached = target_ && loss < *target_;
   validated_step_ = summary_.steps;

@@ -56,6 +56,13 @@ at::Tensor all_to_all(const at::Tensor& x, std::int64_t split_dim, std::int64_t 
   return libtorch::all_to_all(x, split_dim, concat_dim, group, split_sizes, concat_sizes);
 }
 
+at::Tensor gathered_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                           std::int64_t dim, const py::object& object, const SliceSizes& sizes) {
+  const libtorch::RankGroup group = rank_group_of(object);
+  const py::gil_scoped_release no_gil;
+  return libtorch::gathered_linear(x, weight, bias.value_or(at::Tensor()), dim, group, sizes);
+}
+
 std::vector<at::Tensor> ring_shift(const std::vector<at::Tensor>& tensors, const py::object& object, int by) {
   const libtorch::RankGroup group = rank_group_of(object);
   const py::gil_scoped_release no_gil;
@@ -151,6 +158,8 @@ void bind_parallel(py::module_& module) {
   bind_slices<&libtorch::reduce_scatter>(module, "reduce_scatter");
   module.def("all_to_all", &all_to_all, py::arg("x"), py::arg("split_dim"), py::arg("concat_dim"), py::arg("group"),
              py::arg("split_sizes") = py::none(), py::arg("concat_sizes") = py::none());
+  module.def("gathered_linear", &gathered_linear, py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("dim"),
+             py::arg("group"), py::arg("sizes") = py::none());
   module.def("ring_shift", &ring_shift, py::arg("tensors"), py::arg("group"), py::arg("by") = 1);
   module.def("slice_sizes", &zeroth::slice_sizes, py::arg("elements"), py::arg("ranks"));
   module.def("vocab_cross_entropy", &vocab_cross_entropy, py::arg("local_logits"), py::arg("targets"), py::arg("group"),

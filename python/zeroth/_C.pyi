@@ -502,6 +502,18 @@ def all_to_all(
     else slice_sizes(). concat_sizes: along concat_dim of what comes from each rank, else as if all had x's shape. With one dim for both,
     sizes may be any that ranks have told each other, and then both are needed. The gradient is the reverse call."""
 
+def gathered_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    dim: int,
+    group: Communicator,
+    sizes: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """linear(all_gather(x, dim), weight, bias) that keeps only the own slice of x for backward and gathers it again there. x: a slice of
+    `dim`, one before the last; weight [own out, features]; bias [own out]. The gradient of x is this rank's slice of the sum. `sizes`: as in
+    all_gather(). It has no gradient of its own."""
+
 def ring_shift(tensors: Sequence[torch.Tensor], group: Communicator, by: int = 1) -> list[torch.Tensor]:
     """The tensors of rank - `by`, around the ring, in one batch of messages; gradients are shifted back. All ranks give the same shapes."""
 

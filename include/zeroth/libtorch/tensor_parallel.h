@@ -36,12 +36,17 @@ namespace zeroth::libtorch {
 /// How a linear layer is shared.
 struct LinearCut {
   std::string axis = "tp";  ///< of the mesh, whose ranks the group is; for boxes()
+  /// ColumnLinear: so many equal blocks of the outputs, each of which the ranks share: query, key and value in one
+  /// matrix. Divides the outputs; not with gather_output.
+  int parts = 1;
   /// ColumnLinear: the output is gathered, and made for values that all ranks compute alike.
   bool gather_output = false;
   /// RowLinear: x is whole, and each rank takes its slice of the features.
   bool input_is_whole = false;
   /// ColumnLinear: x is a slice of this dim, which is gathered. RowLinear: the output is one, of the sum.
   std::optional<std::int64_t> sequence_dim{};
+  /// ColumnLinear with a sequence dim: the gathered x is not kept for backward, but gathered again there.
+  bool gathers_again = false;
   /// Of the slices of sequence_dim. Without it: ColumnLinear, all as on this rank; RowLinear, slice_sizes().
   SliceSizes sequence_sizes{};
 };
@@ -53,6 +58,13 @@ struct LinearSizes {
   bool bias = true;
   at::ScalarType dtype = at::kFloat;
 };
+
+/// linear(all_gather(x, dim), weight, bias), of which only the own slice of x is kept for backward, which gathers it
+/// again for the gradient of the weight: memory of S/n bytes instead of S for S (n-1)/n bytes more on the wire. x: a
+/// slice of `dim`, one before the last; weight: [own features, features]; bias: [own features] or undefined. `sizes`:
+/// as in all_gather(). The gradient of x is that of all_gather(). It has no gradient of its own.
+[[nodiscard]] at::Tensor gathered_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                                         std::int64_t dim, const RankGroup& group, const SliceSizes& sizes = {});
 
 /// Each rank computes a part of the outputs.
 class ColumnLinearImpl : public torch::nn::Module, public SplitModule {
@@ -67,14 +79,14 @@ class ColumnLinearImpl : public torch::nn::Module, public SplitModule {
   [[nodiscard]] at::Tensor forward(const at::Tensor& x) const;
   [[nodiscard]] std::vector<std::pair<std::string, ParameterBox>> boxes() const override;
 
-  at::Tensor weight{};  ///< [own features, in_features]
+  at::Tensor weight{};  ///< [own features, in_features], block after block
   at::Tensor bias{};    ///< [own features], or undefined
 
  private:
   void take(const at::Tensor& whole_weight, const at::Tensor& whole_bias);
   RankGroup group_;
   LinearCut cut_;
-  std::vector<std::int64_t> features_{};  ///< of each rank
+  std::vector<std::int64_t> features_{};  ///< of each rank, of a block
 };
 TORCH_MODULE(ColumnLinear);
 

@@ -10,6 +10,7 @@ from zeroth._C import (
     conversion_bytes,
     copy_to_group,
     gather_from_group,
+    gathered_linear,
     redistribute,
     reduce_from_group,
     reduce_from_group_async,
@@ -49,6 +50,7 @@ from zeroth.parallel.split import SplitModel, split_sequence
 from zeroth.parallel.split_images import SplitImages, split_images
 from zeroth.parallel.state import pass_state
 from zeroth.parallel.tensor import ColumnLinear, RowLinear, VocabEmbedding
+from zeroth.parallel.tensor_cut import Cut
 from zeroth.parallel.tensor_plan import find_plan
 from zeroth.parallel.tensor_share import Share, TensorPlan
 from zeroth.parallel.tile_hf_loss import TiledLoss, tile_loss
@@ -61,6 +63,7 @@ __all__ = [
     "BatchPlan",
     "Broadcast",
     "ColumnLinear",
+    "Cut",
     "GridCost",
     "HeadSplit",
     "ImageLayer",
@@ -100,6 +103,7 @@ __all__ = [
     "fetch_rows",
     "find_plan",
     "gather_from_group",
+    "gathered_linear",
     "grid_attention",
     "grid_cost",
     "group_sizes",

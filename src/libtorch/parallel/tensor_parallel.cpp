@@ -67,20 +67,23 @@ void require_linear(const at::Tensor& weight, const at::Tensor& bias, const Rank
                  c10::str(bias.sizes()));
 }
 
-/// Own slice of a dim, of memory of its own.
-at::Tensor part_of(const at::Tensor& whole, std::int64_t dim, SizeSpan sizes, const RankGroup& group) {
+/// Own slice of a dim, of each of its blocks, of memory of its own.
+at::Tensor part_of(const at::Tensor& whole, std::int64_t dim, SizeSpan sizes, const RankGroup& group, int parts = 1) {
   const at::NoGradGuard no_gradient;
   const OwnPart own = own_part(sizes, group.rank());
-  return whole.detach().narrow(dim, own.begin, own.length).clone(at::MemoryFormat::Contiguous);
+  const at::Tensor blocks = whole.detach().unflatten(dim, {parts, sum_of_sizes(sizes)});
+  return blocks.narrow(dim + 1, own.begin, own.length).flatten(dim, dim + 1).clone(at::MemoryFormat::Contiguous);
 }
 
-/// The box of a parameter that is a slice of a dim.
+/// The box of a parameter that is a slice of a dim, of each of its blocks.
 ParameterBox box_of(const at::Tensor& part, std::int64_t dim, SizeSpan sizes, const RankGroup& group,
-                    const std::string& axis) {
+                    const std::string& axis, int parts = 1) {
   ParameterBox box;
   if (group.size() == 1) return box;
+  box.parts = parts;
+  box.parts_dim = static_cast<int>(dim);
   box.logical_shape = part.sizes().vec();
-  box.logical_shape[static_cast<std::size_t>(dim)] = sum_of_sizes(sizes);
+  box.logical_shape[static_cast<std::size_t>(dim)] = parts * sum_of_sizes(sizes);
   box.offset.assign(box.logical_shape.size(), 0);
   box.offset[static_cast<std::size_t>(dim)] = own_part(sizes, group.rank()).begin;
   box.axes.distinct = axis;
@@ -109,22 +112,30 @@ ColumnLinearImpl::ColumnLinearImpl(const at::Tensor& whole_weight, const at::Ten
 
 void ColumnLinearImpl::take(const at::Tensor& whole_weight, const at::Tensor& whole_bias) {
   require_linear(whole_weight, whole_bias, group_);
-  features_ = slice_sizes(whole_weight.size(0), group_.size());
-  weight = register_parameter("weight", part_of(whole_weight, 0, features_, group_));
-  if (whole_bias.defined()) bias = register_parameter("bias", part_of(whole_bias, 0, features_, group_));
+  const std::int64_t outputs = whole_weight.size(0);
+  if (cut_.parts < 1 || outputs % cut_.parts != 0 || (cut_.parts > 1 && cut_.gather_output))
+    refuse_layer(group_, "LinearCut::parts", "the outputs are no such blocks",
+                 c10::str("a divisor of ", outputs, ", without gather_output"),
+                 c10::str(cut_.parts, cut_.gather_output ? " with gather_output" : ""));
+  features_ = slice_sizes(outputs / cut_.parts, group_.size());
+  weight = register_parameter("weight", part_of(whole_weight, 0, features_, group_, cut_.parts));
+  if (whole_bias.defined()) bias = register_parameter("bias", part_of(whole_bias, 0, features_, group_, cut_.parts));
 }
 
 at::Tensor ColumnLinearImpl::forward(const at::Tensor& x) const {
   require_features(x, weight.size(1), group_, "ColumnLinear");
-  const at::Tensor whole =
-      cut_.sequence_dim ? all_gather(x, *cut_.sequence_dim, group_, cut_.sequence_sizes) : copy_to_group(x, group_);
-  const at::Tensor out = at::linear(whole, weight, bias);
+  const at::Tensor out = [&] {
+    if (!cut_.sequence_dim) return at::linear(copy_to_group(x, group_), weight, bias);
+    if (cut_.gathers_again) return gathered_linear(x, weight, bias, *cut_.sequence_dim, group_, cut_.sequence_sizes);
+    return at::linear(all_gather(x, *cut_.sequence_dim, group_, cut_.sequence_sizes), weight, bias);
+  }();
   return cut_.gather_output ? gather_from_group(out, -1, group_, features_) : out;
 }
 
 std::vector<std::pair<std::string, ParameterBox>> ColumnLinearImpl::boxes() const {
-  std::vector<std::pair<std::string, ParameterBox>> boxes{{"weight", box_of(weight, 0, features_, group_, cut_.axis)}};
-  if (bias.defined()) boxes.emplace_back("bias", box_of(bias, 0, features_, group_, cut_.axis));
+  const auto box = [&](const at::Tensor& part) { return box_of(part, 0, features_, group_, cut_.axis, cut_.parts); };
+  std::vector<std::pair<std::string, ParameterBox>> boxes{{"weight", box(weight)}};
+  if (bias.defined()) boxes.emplace_back("bias", box(bias));
   return boxes;
 }
 
