@@ -137,9 +137,7 @@ class Report:
             f"sequence {options.seq}, {settings.dtype}"
         )
         sharing = summary.world_size // settings.data_ranks
-        ranks = (
-            f"{summary.world_size} ranks" if sharing == 1 else f"{settings.data_ranks} groups of {sharing} ranks"
-        )
+        ranks = f"{summary.world_size} ranks" if sharing == 1 else f"{settings.data_ranks} groups of {sharing} ranks"
         self.line(
             f"ZeRO-{summary.zero_stage}, {ranks} x {settings.accumulate} micro-steps x {settings.micro_batch} "  # noqa: E501
             f"sequences = {settings.batch} sequences a step, threads per rank: {threads}"

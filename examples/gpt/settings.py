@@ -5,6 +5,7 @@ examples/gpt_cpp/settings.cpp."""
 import dataclasses
 import json
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 from errors import make_error
@@ -91,11 +92,12 @@ class Overrides:
         if self.mentions(pointer):
             self.fallback(pointer, value)
 
-    def config(self) -> zeroth.Config:
+    def config(self, more: Sequence[zeroth.ConfigOverride] = ()) -> zeroth.Config:
         """Raises ConfigError, which names the line of the file or the argument."""
+        every = [*self.overrides, *more]
         if self.path:
-            return zeroth.Config.from_file(self.path, self.overrides)
-        return zeroth.Config.from_json("{}", "the arguments", self.overrides)
+            return zeroth.Config.from_file(self.path, every)
+        return zeroth.Config.from_json("{}", "the arguments", every)
 
     def _add(self, pointer: str, value: Any, origin: str) -> None:
         self.overrides.append(zeroth.ConfigOverride(pointer, value, origin))
@@ -104,8 +106,8 @@ class Overrides:
 def make_settings(options: Options, world_size: int) -> Settings:
     """Raises what zeroth.Config says about file and arguments."""
     overrides = Overrides(options.config)
-    data_ranks = _merge_mesh(options, world_size, overrides)["dp"]
-    _merge_batch(options, data_ranks, overrides)
+    for axis, size in sorted(options.mesh.items()):
+        overrides.argument("--mesh", f"/zeroth/mesh/{axis}", size)
     _merge_optimizer(options, overrides)
     _merge_scheduler(options.steps, overrides)
     _merge_dtype(options.dtype, overrides)
@@ -115,6 +117,8 @@ def make_settings(options: Options, world_size: int) -> Settings:
         overrides.fallback(STAGE, 3)
     if options.clip is None:
         overrides.fallback(CLIP, 1.0)
+    data_ranks = _find_mesh(world_size, overrides)["dp"]
+    _merge_batch(options, data_ranks, overrides)
 
     config = overrides.config()
     micro_batch, accumulate = config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps
@@ -132,11 +136,10 @@ def make_settings(options: Options, world_size: int) -> Settings:
     )
 
 
-def _merge_mesh(options: Options, world_size: int, overrides: Overrides) -> dict[str, int]:
-    """The axes of the file and of --mesh, which have to be known before the batch."""
-    for axis, size in sorted(options.mesh.items()):
-        overrides.argument("--mesh", f"/zeroth/mesh/{axis}", size)
-    axes = overrides.config().mesh(world_size)
+def _find_mesh(world_size: int, overrides: Overrides) -> dict[str, int]:
+    """The axes, which have to be known before the batch: with one of size 1 in the place of what is not known yet."""
+    sizes = [MICRO, ACCUMULATE, *([TRAIN] if overrides.mentions(TRAIN) else [])]
+    axes = overrides.config([zeroth.ConfigOverride(size, 1, "train.py") for size in sizes]).mesh(world_size)
     if axes["sp"] > 1:
         raise make_error(
             "USAGE",

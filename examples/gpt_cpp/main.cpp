@@ -7,7 +7,8 @@
 // prints the size and digest of the text, a progress line every ten steps, the validation loss beside the
 // byte-bigram entropy of the held-out text, a text sample, and what memory and traffic were planned and
 // measured. A single bare process works too. The last loss is the same number, bit for bit, with --zero-stage
-// 0, 1, 2 and 3.
+// 0, 1, 2 and 3. With --mesh dp=2,tp=2 four ranks are two pairs, each of which has one batch and shares the
+// matrices of every layer.
 #include "options.h"
 #include "trainer.h"
 

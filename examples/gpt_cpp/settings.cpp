@@ -80,9 +80,11 @@ class Overrides {
       fallback(where, value);
     }
   }
-  [[nodiscard]] zeroth::Config config() const {
-    return file_.empty() ? zeroth::Config::from_json_text("{}", "zeroth-gpt", values_)
-                         : zeroth::Config::from_file(file_, values_);
+  [[nodiscard]] zeroth::Config config(const std::vector<zeroth::ConfigOverride>& more = {}) const {
+    std::vector<zeroth::ConfigOverride> every = values_;
+    every.insert(every.end(), more.begin(), more.end());
+    return file_.empty() ? zeroth::Config::from_json_text("{}", "zeroth-gpt", every)
+                         : zeroth::Config::from_file(file_, every);
   }
   [[nodiscard]] std::vector<std::string> notes() const { return notes_; }
 
@@ -124,12 +126,17 @@ void merge_batch(const Options& options, std::int64_t data_ranks, Overrides& ove
   }
 }
 
-// The axes of the file and of --mesh, which have to be known before the batch.
-zeroth::MeshSpec merge_mesh(const Options& options, int world_size, Overrides& overrides) {
-  for (const auto& [axis, size] : options.mesh) {
-    overrides.argument("--mesh", (kMesh + axis).c_str(), json(size));
+// The axes, which have to be known before the batch: with one of size 1 in the place of what is not known yet.
+zeroth::MeshSpec find_mesh(int world_size, const Overrides& overrides) {
+  std::vector<const char*> sizes{kMicro, kAccumulate};
+  if (overrides.mentions(kTrain)) {
+    sizes.push_back(kTrain);
   }
-  const zeroth::Config config = overrides.config();
+  std::vector<zeroth::ConfigOverride> ones;
+  for (const char* const size : sizes) {
+    ones.push_back({.pointer = size, .json = "1", .origin = "zeroth-gpt"});
+  }
+  const zeroth::Config config = overrides.config(ones);
   ZR_CHECK(config.mesh.sp <= 1, zeroth::ErrorCode::kUsage,
            "the trainer splits no sequences: a mesh has the axes dp and tp",
            zeroth::ErrorContext{.where = "zeroth-gpt",
@@ -180,8 +187,9 @@ void merge_dtype(const Options& options, Overrides& overrides) {
 
 Settings make_settings(const Options& options, int world_size) {
   Overrides overrides(options.config_path);
-  const int data_ranks = merge_mesh(options, world_size, overrides).axes.front().size;
-  merge_batch(options, data_ranks, overrides);
+  for (const auto& [axis, size] : options.mesh) {
+    overrides.argument("--mesh", (kMesh + axis).c_str(), json(size));
+  }
   merge_optimizer(options, overrides);
   merge_dtype(options, overrides);
   overrides.argument("--zero-stage", kStage, options.zero_stage);
@@ -192,6 +200,8 @@ Settings make_settings(const Options& options, int world_size) {
   if (!options.clip) {
     overrides.fallback(kClip, 1.0);
   }
+  const int data_ranks = find_mesh(world_size, overrides).axes.front().size;
+  merge_batch(options, data_ranks, overrides);
 
   Settings settings;
   settings.config = overrides.config();

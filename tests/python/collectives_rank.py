@@ -336,6 +336,80 @@ def check_pending(group: zeroth.Communicator) -> None:
     same(own[0].grad, own[1].detach().sum(0).expand(3, 4))
 
 
+def check_gathered_linear(group: zeroth.Communicator) -> None:
+    """A slice of the sequence is gathered for a product, and again in backward: values and gradients are those of a
+    plain computation, only the slice is kept, and bytes are those of its formula."""
+    size, me = group.size, group.rank
+    for sizes in ([2] * size, parallel.slice_sizes(5, size)):
+        for dim, shape in ((1, (3, sum(sizes), 4)), (-2, (3, sum(sizes), 4)), (0, (sum(sizes), 4))):
+            whole = values(0, shape, turn=20)
+            weights = [values(rank, (6, 4), turn=21) for rank in range(size)]
+            bias = values(me, (6,), turn=22)
+            grads = [values(rank, (*shape[:-1], 6), turn=23) for rank in range(size)]
+            x_grad = slices(total([grad @ weight for grad, weight in zip(grads, weights)]), dim, sizes)[me]
+            weight_grad = grads[me].flatten(0, -2).T @ whole.flatten(0, -2)
+            for x_learns, weight_learns, held in (
+                (True, True, False),
+                (True, True, True),
+                (True, False, False),
+                (False, True, False),
+            ):
+                x = slices(whole, dim, sizes)[me].clone().requires_grad_(x_learns)
+                weight = weights[me].clone().requires_grad_(weight_learns)
+                own_bias = bias.clone().requires_grad_() if weight_learns else None
+                kept: list[int] = []
+
+                def call(
+                    x: torch.Tensor, weight: torch.Tensor = weight, bias: torch.Tensor | None = own_bias
+                ) -> torch.Tensor:
+                    return parallel.gathered_linear(x, weight, bias, dim, group, sizes)
+
+                def keep(one: torch.Tensor, kept: list[int] = kept) -> torch.Tensor:
+                    kept.append(one.numel())
+                    return one
+
+                group.reset_received()
+                if held:
+                    y = checkpoint(call, x, use_reentrant=False)
+                else:
+                    with torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one):
+                        y = call(x)
+                    assert size == 1 or kept == [x.numel(), weight.numel()], kept
+                same(y.detach(), whole @ weights[me].T + (0 if own_bias is None else bias))
+                y.backward(grads[me])
+                if x_learns:
+                    same(x.grad, x_grad)
+                if weight_learns:
+                    same(weight.grad, weight_grad)
+                    assert own_bias is not None
+                    same(own_bias.grad, grads[me].flatten(0, -2).sum(0))
+                gathers = 1 + weight_learns + held
+                row = 8 * whole.numel() // sum(sizes)
+                expected = {"all_gather": (gathers, gathers * row * (sum(sizes) - sizes[me]))}
+                if x_learns:
+                    expected["reduce_scatter"] = (1, row * sizes[me] * (size - 1))
+                assert size == 1 or group.received() == expected, (group.received(), expected)
+    x, weight = (values(0, shape, torch.float32, turn=24) % 3 for shape in ((2, 4), (6, 4)))  # exact in bfloat16
+    with torch.autocast("cpu", torch.bfloat16):
+        y = parallel.gathered_linear(x.requires_grad_(), weight.requires_grad_(), None, 0, group)
+    same(y.detach(), (x.detach() @ weight.detach().T).repeat(size, 1).bfloat16())
+    y.sum().backward()
+    same(x.grad, size * weight.detach().sum(0).expand(2, 4))
+    same(weight.grad, size * x.detach().sum(0).expand(6, 4))
+    assert not parallel.gathered_linear(x.detach(), weight.detach(), None, 0, group).requires_grad
+    with refused("USAGE", "the features are whole.*dim of gathered_linear.*got: -1 for shape"):
+        parallel.gathered_linear(x, weight, None, -1, group)
+    for other in (weight[:, :3], weight[0], weight.double()):
+        with refused("USAGE", "product of x and weight does not exist.*x of gathered_linear"):
+            parallel.gathered_linear(x, other, None, 0, group)
+    with refused("USAGE", "this rank's slice is not the dim.*sizes of gathered_linear"):
+        parallel.gathered_linear(x, weight, None, 0, group, [3] * size)
+    if size > 1:
+        y = parallel.gathered_linear(x, weight, None, 0, group)
+        with refused("USAGE", "no gradient of this gradient.*create_graph of gathered_linear, backward"):
+            torch.autograd.grad(y.sum(), x, create_graph=True)
+
+
 def laid(whole: torch.Tensor, sbp: parallel.Sbp, group: zeroth.Communicator, turn: int) -> torch.Tensor:
     """This rank's share of a tensor."""
     if sbp == parallel.Broadcast:
@@ -579,6 +653,9 @@ def main() -> None:
     check_loss(mesh.axis("tp"))
     check_loss(mesh.world)
     check_pending(mesh.axis("dp"))
+    for axis in ("tp", "one"):
+        check_gathered_linear(mesh.axis(axis))
+    check_gathered_linear(mesh.world)
     check_gil(mesh.world)
     check_beside_an_engine(world, mesh.world)
     check_pending(mesh.axis("one"))

@@ -40,6 +40,19 @@ from model import Gpt, ModelOptions  # noqa: E402
 SEQ = 32
 MODEL = ["--layers", "2", "--d-model", "32", "--heads", "2", "--seq", str(SEQ), "--batch", "2", "--eval-windows", "5"]
 ONLY_IN_PYTHON = {"--bar", "--no-bar", "--plot"}
+MESHES_THAT_ARE_NONE = (
+    "",
+    "dp",
+    "tp=",
+    "tp=0",
+    "tp=-2",
+    "tp=2,",
+    "tp=2,tp=2",
+    "dp=2;tp=2",
+    "pp=2",
+    "tp=99999999",
+    "tp=2 ",
+)
 MEASURED = {"seconds", "tokens_per_second", "pss_peak_bytes"}
 """keys of the records that differ from run to run"""
 Records = list[dict[str, Any]]
@@ -93,10 +106,10 @@ class Trainers(unittest.TestCase):
             check=False,
         )
 
-    def train(self, trainer: str, *arguments: str) -> tuple[Records, str]:
-        """Records and output of a run on two ranks."""
+    def train(self, trainer: str, *arguments: str, ranks: int = 2) -> tuple[Records, str]:
+        """Records and output of a run."""
         path = self.folder / f"{trainer}.records"
-        done = self.start(trainer, 2, *self.arguments, "--json", str(path), *arguments)
+        done = self.start(trainer, ranks, *self.arguments, "--json", str(path), *arguments)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         return [json.loads(line) for line in path.read_text().splitlines()], done.stdout
 
@@ -170,6 +183,21 @@ class Trainers(unittest.TestCase):
         self.assertEqual(exports["python"].read_bytes(), exports["cpp"].read_bytes())
         for name in ("loss.png", "memory.png"):
             self.assert_picture(pictures / name)
+
+    def test_ranks_that_share_the_matrices_give_the_same_bits(self) -> None:
+        """With tp=2 x dp=2, from the same initial weights."""
+        path = self.folder / "of shared.safetensors"
+        torch.manual_seed(7)
+        save_file({name: torch.randn(value.shape) / 8 for name, value in small_model().state_dict().items()}, path)
+        arguments = ["--init", str(path), "--mesh", "dp=2,tp=2", "--steps", "3", "--sample", "4", "--dtype", "bf16"]
+        exports = {trainer: self.folder / f"{trainer} of shared.safetensors" for trainer in ("cpp", "python")}
+        runs = {
+            trainer: self.train(trainer, *arguments, "--export", str(export), ranks=4)
+            for trainer, export in exports.items()
+        }
+        self.assertEqual(exact(runs["python"][0]), exact(runs["cpp"][0]))
+        self.assertEqual(lines(runs["python"][1]), lines(runs["cpp"][1]))
+        self.assertEqual(exports["python"].read_bytes(), exports["cpp"].read_bytes())
 
     @tier.long
     def test_stages_are_compared_and_drawn(self) -> None:
@@ -462,6 +490,8 @@ class Parts(unittest.TestCase):
             (["--zero-stage", "4"], "--zero-stage"),
             (["--target", "low"], "--target.*low"),
             (["--heads", "3"], "--heads.*--d-model 256 --heads 3"),
+            (["--mesh", "dp=2,sp=2"], "splits no sequences.*--mesh.*got: dp=2,sp=2"),
+            *((["--mesh", mesh], "a list of the axes dp and tp.*--mesh") for mesh in MESHES_THAT_ARE_NONE),
             (["--eval-windows", "0", "--target", "bigram"], "--eval-windows"),
             (["--sample", "3", "--prompt", ""], "--prompt"),
             (["stray"], "stray"),
@@ -469,6 +499,14 @@ class Parts(unittest.TestCase):
             with self.subTest(arguments=arguments), self.assertRaisesRegex(zeroth.Error, named) as caught:
                 self.parse(*arguments)
             self.assertEqual(caught.exception.exit_code, 64)
+
+    def test_the_twin_refuses_the_same_meshes(self) -> None:
+        for mesh in (*MESHES_THAT_ARE_NONE, "dp=2,sp=2"):
+            with self.subTest(mesh), self.assertRaises(zeroth.Error) as caught:
+                self.parse("--mesh", mesh)
+            done = subprocess.run([CPP, "--data", "text", "--mesh", mesh], capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 64, done.stderr)
+            self.assertIn(f"{caught.exception.message}; where", done.stderr)
 
     def test_arguments_derive_what_is_not_said(self) -> None:
         self.assertEqual(self.parse("--d-model", "320").heads, 5)
@@ -491,6 +529,18 @@ class Parts(unittest.TestCase):
             self.assertEqual(batch('{"train_batch_size": 24, "gradient_accumulation_steps": 4}', 3), (24, 2, 4))
             self.assertEqual(batch('{"train_batch_size": "auto", "gradient_accumulation_steps": 5}', 3), (120, 8, 5))
             self.assertEqual(batch('{"train_batch_size": 24}', 3, "--accumulate", "2"), (48, 8, 2))
+            # Ranks that share the matrices have one batch, with DeepSpeed's name for the size, too.
+            self.assertEqual(batch("{}", 6, "--mesh", "tp=2"), (24, 8, 1))
+            self.assertEqual(batch('{"train_batch_size": 24}', 6, "--mesh", "dp=3,tp=2"), (24, 8, 1))
+            self.assertEqual(
+                batch('{"tensor_parallel": {"autotp_size": 2}, "train_batch_size": "auto"}', 6), (24, 8, 1)
+            )
+            for document, world_size, mesh, named in (
+                ("{}", 4, "tp=3", "the mesh does not fit the number of ranks"),
+                ('{"zeroth": {"mesh": {"sp": 2}}}', 4, "dp=2", "splits no sequences.*/zeroth/mesh/sp"),
+            ):
+                with self.subTest(mesh), self.assertRaisesRegex(zeroth.Error, named):
+                    batch(document, world_size, "--mesh", mesh)
             path.write_text(
                 '{"zero_optimization": {"stage": 1}, "bf16": {"enabled": true}, "optimizer": '
                 '{"type": "SGD", "params": {"lr": "auto"}}}'

@@ -1,6 +1,5 @@
 #include "libtorch/parallel/group_call.h"
 
-#include <zeroth/base/error.h>
 #include <zeroth/libtorch/tensor_parallel.h>
 
 #include <ATen/TensorOperators.h>
@@ -54,15 +53,14 @@ class GatheredProduct : public torch::autograd::Function<GatheredProduct> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    ZR_CHECK(!at::GradMode::is_enabled(), ErrorCode::kUsage, "there is no gradient of this gradient",
-             {.where = "libtorch.gathered_linear",
-              .got = "backward with create_graph=true",
-              .hint = "use all_gather() and torch's linear"});
     const variable_list saved = context->get_saved_variables();
     const at::Tensor& x = saved[0];
     const at::Tensor& weight = saved[1];
     const auto capsule = context->saved_data["gathering"].toCapsule();
     const auto& gathering = static_cast<const Gathering&>(*capsule);
+    if (at::GradMode::is_enabled())
+      refuse(gathering.group, gathering.name(/*is_backward=*/true), "create_graph", "there is no gradient of this gradient",
+             "create_graph=False", "create_graph=True", "use all_gather() and torch's linear");
     // Under autocast the three may have other dtypes.
     const at::Tensor gradient = gradients[0].to(weight.scalar_type());
     variable_list result(3);

@@ -152,13 +152,15 @@ std::string CallName::text() const {
 
 void refuse(const RankGroup& group, const CallName& name, std::string_view argument, const std::string& message,
             std::string expected, std::string got, std::string hint) {
-  throw Error(ErrorCode::kUsage, message,
+  const Error error(ErrorCode::kUsage, message,
               {.where = "libtorch.collectives",
                .who = group.who(),
                .which = std::string(argument) + " of " + name.text(),
                .expected = std::move(expected),
                .got = std::move(got),
                .hint = std::move(hint)});
+  if (name.is_backward && group.rethrow()) group.rethrow()(error);
+  throw error;
 }
 
 void require_exchangeable(const at::Tensor& x, const RankGroup& group, const CallName& name,

@@ -77,6 +77,40 @@ class GptTest(unittest.TestCase):
                 for stage in range(1, 4):
                     self.assertEqual(traces[stage], traces[0], f"stage {stage}")
 
+    @tier.both
+    def test_ranks_share_the_matrices_as_one_process_has_them(self) -> None:
+        """tp=2 x dp=2 against two ranks with whole matrices, through checkpoints of either, too. float32: tp adds up
+        parts of products."""
+
+        def losses(ranks: int, *arguments: str) -> list[float]:
+            steps, final = self.train(ranks, "--steps", "5", *arguments)
+            self.assertEqual(final["planned_bytes"], final["measured_bytes"])
+            self.assertEqual(final["wire_bytes"], final["wire_formula_bytes"])
+            self.assertEqual(final["parameters"], 48352)
+            return [step["loss"] for step in steps] + [final["validation_loss"]]
+
+        def assert_close(got: list[float], expected: list[float]) -> None:
+            self.assertEqual(len(got), len(expected))
+            for one, other in zip(got, expected, strict=True):
+                self.assertAlmostEqual(one, other, delta=1e-5 * other)
+
+        exports = self.folder / "exports"
+        exports.mkdir()
+        saved = ["--save-every", "2", "--accumulate", "2", "--checkpoints"]
+        expected = losses(2, *saved, str(self.folder / "whole"))
+        runs = {}
+        for stage in (1, 3) if tier.LONG else (0, 2, 3):
+            mesh = ["--mesh", "dp=2,tp=2", "--zero-stage", str(stage)]
+            runs[stage] = losses(4, *mesh, *saved, str(self.folder / str(stage)), "--export", str(exports / str(stage)))
+            assert_close(runs[stage], expected)
+            self.assertEqual(runs[stage], next(iter(runs.values())), f"stage {stage}")
+            self.assertEqual((exports / str(stage)).read_bytes(), next(exports.iterdir()).read_bytes())
+        self.assertIn("ZeRO-3, 2 groups of 2 ranks x 2 micro-steps x 2 sequences = 8 sequences a step", self.output)
+        self.assertGreater(abs(expected[0] - expected[-2]), 1e-2, "there was something to learn")
+        go_on = ["--accumulate", "2", "--resume"]
+        assert_close(losses(2, *go_on, str(self.folder / str(max(runs)) / "step-00000002")), expected[2:])
+        assert_close(losses(4, "--mesh", "tp=2", *go_on, str(self.folder / "whole" / "step-00000002")), expected[2:])
+
     def test_records_say_what_was_asked_for(self) -> None:
         steps, final = self.train(2, "--steps", "3", "--accumulate", "2", "--zero-stage", "3")
         self.assertEqual([step["step"] for step in steps], [1, 2, 3])
@@ -179,6 +213,8 @@ class GptTest(unittest.TestCase):
             (64, "USAGE", ["--data", str(self.data), "--seq", "100000"]),
             (64, "USAGE", ["--data", str(self.data), "--layer", "2"]),
             (64, "USAGE", ["--data", str(self.data), "--zero-stage", "4"]),
+            (78, "CONFIG", ["--data", str(self.data), "--mesh", "dp=1"]),
+            (65, "MODEL", ["--data", str(self.data), "--mesh", "tp=2", *MODEL, "--heads", "1"]),
             (64, "USAGE", []),
         ):
             with self.subTest(arguments=arguments):

@@ -7,7 +7,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace gpt {
@@ -176,6 +178,49 @@ TEST(Settings, CompletesBatchSizesThatTheFileLeavesOpen) {
   EXPECT_EQ(batch_of(R"({"train_batch_size": "auto", "gradient_accumulation_steps": 5})", 3), (Sizes{120, 8, 5}));
   EXPECT_EQ(batch_of(R"({"train_batch_size": 24})", 3, {"--accumulate", "2"}), (Sizes{48, 8, 2}));
   EXPECT_THROW(batch_of(R"({"train_batch_size": 25})", 3), Error);
+}
+
+TEST(CommandLine, ReadsAMesh) {
+  EXPECT_EQ(parse({"--mesh", "dp=2,tp=4"}).options.mesh, (std::map<std::string, int>{{"dp", 2}, {"tp", 4}}));
+  EXPECT_EQ(parse({"--mesh", "tp=1048576"}).options.mesh, (std::map<std::string, int>{{"tp", 1 << 20}}));
+  EXPECT_THAT(parse({}).options.mesh, IsEmpty());
+  for (const char* const wrong : {"dp", "tp=", "tp=0", "tp=-2", "tp=+2", "tp=2,", ",tp=2", "tp=2,tp=2", "dp=2;tp=2",
+                                  "pp=2", "tp=1048577", "tp=99999999999999999999", "tp=2 ", "=2"}) {
+    EXPECT_THAT(usage_error_of({"--mesh", wrong}), HasSubstr("list of the axes dp and tp")) << wrong;
+  }
+  EXPECT_THAT(usage_error_of({"--mesh", "dp=2,sp=2"}), HasSubstr("splits no sequences"));
+}
+
+TEST(Settings, RanksThatShareTheMatricesHaveOneBatch) {
+  const test::TempFolder folder;
+  const auto settings_of = [&](const std::string& text, int world_size, std::vector<const char*> arguments = {}) {
+    Options options = parse(std::move(arguments)).options;
+    options.config_path = folder.write("c.json", text);
+    return make_settings(options, world_size);
+  };
+  using Sizes = zeroth::BatchSizes;
+  const Settings settings = settings_of("{}", 6, {"--mesh", "tp=2"});
+  EXPECT_EQ(settings.batch, (Sizes{24, 8, 1}));
+  EXPECT_EQ(settings.data_ranks, 3);
+  EXPECT_EQ(settings.config.mesh.tp, 2);
+  EXPECT_EQ(settings_of(R"({"train_batch_size": 24})", 6, {"--mesh", "dp=3,tp=2"}).batch, (Sizes{24, 8, 1}));
+  EXPECT_EQ(settings_of(R"({"tensor_parallel": {"autotp_size": 2}, "train_batch_size": "auto"})", 6).batch,
+            (Sizes{24, 8, 1}));
+  const Settings replaced = settings_of(R"({"zeroth": {"mesh": {"tp": 3}}})", 6, {"--mesh", "tp=2"});
+  EXPECT_EQ(replaced.data_ranks, 3);
+  EXPECT_THAT(replaced.notes, ElementsAre(HasSubstr("--mesh: /zeroth/mesh/tp = 2 replaces 3 of ")));
+  const auto text_of = [&](const std::string& text, std::vector<const char*> arguments) -> std::string {
+    try {
+      static_cast<void>(settings_of(text, 4, std::move(arguments)));
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "nothing thrown";
+  };
+  EXPECT_THAT(text_of("{}", {"--mesh", "tp=3"}), HasSubstr("does not fit the number of ranks"));
+  EXPECT_THAT(text_of(R"({"zeroth": {"mesh": {"sp": 2}}})", {}), HasSubstr("splits no sequences"));
+  EXPECT_THAT(text_of(R"({"train_batch_size": 25, "train_micro_batch_size_per_gpu": 5})", {"--mesh", "tp=2"}),
+              HasSubstr("train_batch_size"));
 }
 
 TEST(Settings, LeavesWhatIsWrongToTheConfiguration) {

@@ -14,7 +14,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace zeroth::test {
@@ -122,12 +124,40 @@ TEST(TensorParallel, GatheredOutputsAndWholeInputsAreLikeOneProcess) {
   });
 }
 
+/// Blocks of the outputs that ranks share, each alike, are those of one process.
+TEST(TensorParallel, BlocksOfOneMatrixAreSharedEach) {
+  const Tensor weight = values({3 * 5, 4}, 1).requires_grad_();  // query, key and value
+  const Tensor bias = values({3 * 5}, 2).requires_grad_();
+  const Tensor x = values({2, 4}, 3);
+  const Tensor expected = torch::linear(x, weight, bias).unflatten(-1, {3, 5});
+  expected.sin().sum().backward();
+  for (const int size : {1, 2, 4}) {  // 5 in slices of 2, 1, 1, 1
+    on_ranks(size, [&](const RankGroup& tp) {
+      const std::vector<std::int64_t> sizes = slice_sizes(5, size);
+      const auto own = [&](const Tensor& blocks, std::int64_t dim) {
+        return blocks.split_with_sizes(sizes, dim)[static_cast<std::size_t>(tp.rank())];
+      };
+      const ColumnLinear column(weight, bias, tp, LinearCut{.parts = 3});
+      const Tensor out = column->forward(x).unflatten(-1, {3, sizes[static_cast<std::size_t>(tp.rank())]});
+      require_close(out, own(expected, -1), "output");
+      out.sin().sum().backward();
+      require_close(column->weight.grad(), own(weight.grad().unflatten(0, {3, 5}), 1).flatten(0, 1), "weight");
+      require_close(column->bias.grad(), own(bias.grad().unflatten(0, {3, 5}), 1).flatten(0, 1), "bias");
+      for (const auto& [name, box] : column->boxes()) {
+        require(size == 1 || (box.parts == 3 && box.parts_dim == 0 && box.logical_shape[0] == 15), "box of " + name);
+        const auto before = sizes.begin() + tp.rank();
+        require(size == 1 || box.offset[0] == std::accumulate(sizes.begin(), before, std::int64_t{0}), "offset");
+      }
+    });
+  }
+}
+
 TEST(TensorParallel, SlicesOfTheSequenceAreLikeOneProcess) {
   const Reference reference(8);
-  for (const int size : {2, 4, 3}) {  // 8 in slices of 3, 3 and 2
-    on_ranks(size, [&](const RankGroup& tp) {
-      const std::vector<std::int64_t> sizes = slice_sizes(8, size);
-      const LinearCut cut{.sequence_dim = 1, .sequence_sizes = sizes};
+  for (const auto& [size, again] : {std::pair(2, false), {2, true}, {4, true}, {3, false}, {3, true}}) {
+    on_ranks(size, [&, size = size, again = again](const RankGroup& tp) {
+      const std::vector<std::int64_t> sizes = slice_sizes(8, size);  // 8 in slices of 3, 3 and 2
+      const LinearCut cut{.sequence_dim = 1, .gathers_again = again, .sequence_sizes = sizes};
       const ColumnLinear column(reference.column, reference.column_bias, tp, cut);
       const RowLinear row(reference.row, reference.row_bias, tp, cut);
       const auto own = [&](const Tensor& whole) {
@@ -139,9 +169,10 @@ TEST(TensorParallel, SlicesOfTheSequenceAreLikeOneProcess) {
       require_close(out, own(reference.out), "output");
       (out * own(values({2, 8, 6}, 6))).sum().backward();
       const auto received = received_by_kind(tp.communicator());
-      require(received.at("all_gather").calls == 2 && received.at("reduce_scatter").calls == 2, "two pairs of calls");
+      const std::uint64_t gathers = again ? 3 : 2;
+      require(received.at("all_gather").calls == gathers && received.at("reduce_scatter").calls == 2, "pairs of calls");
       const auto ranks = static_cast<std::uint64_t>(size);
-      require(size == 3 || received_bytes(tp.communicator()) == 4 * 768 * (ranks - 1) / ranks, "bytes");
+      require(size == 3 || received_bytes(tp.communicator()) == (gathers + 2) * 768 * (ranks - 1) / ranks, "bytes");
       require_close(x.grad(), own(reference.x.grad()), "gradient of x");
       require_close(column->weight.grad(), part_in(reference.column.grad(), column->boxes()[0].second, column->weight),
                     "column");
@@ -254,6 +285,10 @@ TEST(TensorParallel, BadInputIsRefusedByName) {
     has(text([&] { ColumnLinear(values({4}, 1), Tensor(), tp); }), "weight; expected: [out_features, in_features]");
     has(text([&] { RowLinear(weight, values({6}, 1), tp); }), "bias; expected: [4]");
     has(text([&] { ColumnLinear(libtorch::LinearSizes{}, tp); }), "LinearSizes");
+    has(text([&] { ColumnLinear(weight, Tensor(), tp, LinearCut{.parts = 3}); }),
+        "LinearCut::parts; expected: a divisor of 4, without gather_output; got: 3");
+    has(text([&] { ColumnLinear(weight, Tensor(), tp, LinearCut{.parts = 2, .gather_output = true}); }),
+        "got: 2 with gather_output");
     has(text([&] { (void)ColumnLinear(weight, Tensor(), tp)->forward(values({2, 5}, 1)); }),
         "ColumnLinear; expected: [..., 6]; got: [2, 5]");
     has(text([&] { (void)RowLinear(weight, Tensor(), tp)->forward(values({2, 6}, 1)); }), "RowLinear");
