@@ -99,7 +99,7 @@ class GptTest(unittest.TestCase):
         saved = ["--save-every", "2", "--accumulate", "2", "--checkpoints"]
         expected = losses(2, *saved, str(self.folder / "whole"))
         runs = {}
-        for stage in (1, 3) if tier.LONG else (0, 2, 3):
+        for stage in (1, 2, 3) if tier.LONG else (0, 3):
             mesh = ["--mesh", "dp=2,tp=2", "--zero-stage", str(stage)]
             runs[stage] = losses(4, *mesh, *saved, str(self.folder / str(stage)), "--export", str(exports / str(stage)))
             assert_close(runs[stage], expected)

@@ -137,10 +137,10 @@ TEST(Settings, ArgumentsWinOverTheFileAndSaySo) {
   EXPECT_EQ(settings.dtype, "fp32");
   EXPECT_EQ(settings.config.origin_of("/optimizer/params/lr"), "--lr");
   EXPECT_THAT(settings.notes,
-              ElementsAre("--batch: /train_micro_batch_size_per_gpu = 3 replaces 8 of " + options.config_path.string(),
-                          HasSubstr("/train_batch_size = 6 replaces 64"),
-                          HasSubstr("--lr: /optimizer/params/lr = 0.5 replaces 0.1"),
-                          HasSubstr("--dtype fp32: /bf16/enabled = false replaces true")))
+              ElementsAre(HasSubstr("--lr: /optimizer/params/lr = 0.5 replaces 0.1"),
+                          HasSubstr("--dtype fp32: /bf16/enabled = false replaces true"),
+                          "--batch: /train_micro_batch_size_per_gpu = 3 replaces 8 of " + options.config_path.string(),
+                          HasSubstr("/train_batch_size = 6 replaces 64")))
       << "the stage is the same in both and needs no word";
 }
 
