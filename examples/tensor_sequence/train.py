@@ -1,9 +1,9 @@
-"""A Llama with random weights learns the bytes of a folder of text, split over tensor- and sequence-parallel ranks and
-partitioned by ZeRO, by one configuration. Nothing is downloaded. The losses do not depend on the mesh.
+"""A Llama of Hugging Face with random weights learns the bytes of a folder of text: its matrices split over tp ranks,
+its sequences over sp ranks, its states over dp x sp by ZeRO-3, all by one configuration. Nothing is downloaded.
 
-zeroth-run -n 4 python examples/tensor_sequence/train.py docs --tp 2               dp=2 x tp=2, ZeRO-3
-zeroth-run -n 4 python examples/tensor_sequence/train.py docs --tp 2 --sp 2        one batch on four ranks
-python examples/tensor_sequence/train.py docs --dp 2                               the batches of dp=2 on one rank
+zeroth-run -n 4 python examples/tensor_sequence/train.py                         dp=1 x sp=2 x tp=2
+zeroth-run -n 4 python examples/tensor_sequence/train.py --sp 1                  dp=2 x sp=1 x tp=2
+python examples/tensor_sequence/train.py --tp 1 --sp 1 --dp 2                    the batches and losses of dp=2 on one rank
 """
 
 import argparse
@@ -15,9 +15,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import zeroth
 
 parser = argparse.ArgumentParser()
-parser.add_argument("text", type=pathlib.Path, help="a folder; all files below it are read")
+docs = pathlib.Path(__file__).resolve().parents[2] / "docs"
+parser.add_argument("text", type=pathlib.Path, nargs="?", default=docs, help="a folder; all files below it are read")
 parser.add_argument("--dtype", default="float32", choices=["float32", "float64", "bfloat16"])
-for name, default in dict(tp=1, sp=1, stage=3, steps=200, every=20, batch=8, length=128, layers=4, size=128).items():
+for name, default in dict(tp=2, sp=2, stage=3, steps=100, every=10, batch=8, length=128, layers=2, size=128).items():
     parser.add_argument(f"--{name}", type=int, default=default)
 parser.add_argument("--dp", type=int, default=0, help="batches of a step; 0: as many as the mesh has ranks for")
 args = parser.parse_args()
@@ -42,7 +43,7 @@ world = zeroth.World.from_environment()
 ranks = world.size // (args.tp * args.sp)  # with batches of their own
 config = {
     "zero_optimization": {"stage": args.stage},
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+    "optimizer": {"type": "AdamW", "params": {"lr": 3e-3}},
     "scheduler": {
         "type": "WarmupCosineLR",
         "params": {"warmup_num_steps": args.steps // 10, "total_num_steps": args.steps, "cos_min_ratio": 0.0},
