@@ -119,6 +119,16 @@ RUNS = [
     ),
     *(
         Run(
+            name=f"overhead-{part}",
+            command=f"{{python}} {{root}}/benchmarks/parallel/overhead.py {part} --build {{build}} --python {{python}}",
+            quick="--cycles 1 --tokens 256 --layers 2",
+            minutes=8,
+            on_demand=True,
+        )
+        for part in ("tensor", "sequence")
+    ),
+    *(
+        Run(
             name=f"checkpoint-{size}-{ranks}-rank{'s' if ranks > 1 else ''}",
             command=f"{SAVE} --ranks {ranks} --size {size} {more}",
             quick="--rounds 2 --steps 0",
