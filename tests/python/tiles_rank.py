@@ -19,7 +19,7 @@ EXACT = 1e-12
 HIDDEN, VOCABULARY = 16, 50
 
 
-def model_of(dtype: torch.dtype = torch.float64) -> Any:
+def model_of(dtype: torch.dtype = torch.float64, attention: str = "eager") -> Any:
     torch.manual_seed(3)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -27,7 +27,7 @@ def model_of(dtype: torch.dtype = torch.float64) -> Any:
         intermediate_size=24,
         num_hidden_layers=2,
         num_attention_heads=2,
-        attn_implementation="eager",
+        attn_implementation=attention,
     )
     return LlamaForCausalLM(config).to(dtype)
 
@@ -187,6 +187,32 @@ def check_parts(group: zeroth.Communicator) -> None:
             assert worst < EXACT, f"{name}: {worst}"
 
 
+def check_split(world: zeroth.World) -> None:
+    """With the sequence split, before or after: loss and gradients of one process, and nobody has logits."""
+    ids = torch.randint(0, VOCABULARY, (2, 33), generator=torch.Generator().manual_seed(1))
+    labels = ids.masked_fill(ids < 9, -100)
+    whole = model_of(attention="sdpa")  # the eager one has a softmax in float32
+    expected = plain_loss(whole, ids, nn.functional.pad(labels, (0, 1), value=-100)[:, 1:])
+    expected.backward()
+    config = CONFIG | {"zeroth": {"mesh": {"sp": world.size}}}
+    for tiles_first in (True, False):
+        model = model_of(attention="sdpa")
+        if not tiles_first:
+            zeroth.parallelize(model, config, world=world)
+        tile_mlps(model, 3)
+        tiled = tile_loss(model, 4)
+        engine = zeroth.Engine(model, config, world=world, log_level="off")
+        result = engine(input_ids=ids, labels=labels)
+        assert result.logits is None and tiled.calls == 1
+        assert abs(result.loss.item() - expected.item()) < EXACT, (result.loss, expected)
+        engine.backward(result.loss)
+        for name, other in whole.named_parameters():
+            got = engine.full(name, "grad")
+            assert got is not None and other.grad is not None
+            assert (got - other.grad).abs().max().item() < EXACT, name
+        engine.close()
+
+
 def main() -> None:
     torch.set_num_threads(1)
     world = zeroth.World.from_environment()
@@ -195,6 +221,7 @@ def main() -> None:
     check_parts(group)
     check_fp16(world)
     check_engines(world, group)
+    check_split(world)
     print("tiles: ok", flush=True)
 
 

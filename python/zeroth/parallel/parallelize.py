@@ -212,7 +212,11 @@ class _TensorSplit:
         if all(value is None for value in tensors.values()):
             tensors = {str(number): one for number, one in enumerate(_tensors(args, kwargs))}
         require_same(
-            tensors, self.group, where="parallel.forward", what="ranks that share matrices were given different samples"
+            tensors,
+            self.group,
+            where="parallel.forward",
+            what="ranks that share matrices were given different samples",
+            hint="give all ranks of a tp group the same sample; batches differ over dp only",
         )
         if self.head is not None:
             by_parts = isinstance(getattr(model, "loss_function", None), VocabLoss)

@@ -203,9 +203,10 @@ class SplitModel:
             return output
         logits = output["logits"] if isinstance(output, Mapping) else output[0]
         loss = self._loss(logits, sample)
+        tiled = not isinstance(logits, torch.Tensor)  # then nobody has the logits
         if not isinstance(output, Mapping):
-            return (loss, *output)
-        fields = {name: value for name, value in output.items() if name != "loss"}
+            return (loss, *output[1 if tiled else 0 :])
+        fields = {name: value for name, value in output.items() if name != "loss" and not (tiled and name == "logits")}
         kind: Any = type(output)
         return kind(loss=loss, **fields)
 
@@ -222,10 +223,14 @@ class SplitModel:
         layout = self._sample().layout
         return tuple(layout.cut(table, -2, self.group.rank) for table in output)
 
-    def _loss(self, logits: torch.Tensor, sample: Sample) -> torch.Tensor:
-        """The whole loss, whose gradient is that of this rank's tokens."""
+    def _loss(self, logits: Any, sample: Sample) -> torch.Tensor:
+        """The whole loss, whose gradient is that of this rank's tokens. `logits`: a tensor, or what tile_loss() puts in
+        the place of one."""
         assert sample.labels is not None
-        local = self.cross_entropy(logits.flatten(0, -2), sample.labels.flatten().to(logits.device))
+        if isinstance(logits, torch.Tensor):
+            local = self.cross_entropy(logits.flatten(0, -2), sample.labels.flatten().to(logits.device))
+        else:
+            local, _ = logits.cross_entropy_sum(sample.labels)
         return reduce_from_group(local / sample.valid, self.group)
 
 
