@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("part", choices=CONTESTANTS)
     parser.add_argument("--build", type=pathlib.Path, default=HERE.parents[1] / "build/release")
     parser.add_argument("--python", type=pathlib.Path, default=HERE.parents[1] / "build/venv/bin/python")
-    parser.add_argument("--cycles", type=int, default=10)
+    parser.add_argument("--cycles", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--json", help="file for the result")
