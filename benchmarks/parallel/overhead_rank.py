@@ -32,18 +32,18 @@ Step = Callable[[], torch.Tensor]
 def blocks(layers: int, tokens: int, attention: str = "sdpa", ranks: int = 1) -> Any:
     """The model, or what a rank has of it if `ranks` share its matrices."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32,  # not used
-        hidden_size=HIDDEN,
-        intermediate_size=INTERMEDIATE // ranks,
-        num_hidden_layers=layers,
-        num_attention_heads=HEADS // ranks,
-        num_key_value_heads=HEADS // ranks,
-        head_dim=HEAD,
-        max_position_embeddings=tokens,
-        attn_implementation=attention,
-    )
-    return LlamaModel(config)
+    options: dict[str, Any] = {
+        "vocab_size": 32,  # not used
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE // ranks,
+        "num_hidden_layers": layers,
+        "num_attention_heads": HEADS // ranks,
+        "num_key_value_heads": HEADS // ranks,
+        "head_dim": HEAD,
+        "max_position_embeddings": tokens,
+        "attn_implementation": attention,
+    }
+    return LlamaModel(LlamaConfig(**options))
 
 
 def step_of(model: Any, tokens: torch.Tensor, **more: Any) -> Step:
@@ -52,7 +52,7 @@ def step_of(model: Any, tokens: torch.Tensor, **more: Any) -> Step:
     def step() -> torch.Tensor:
         model.zero_grad()
         out = model(inputs_embeds=tokens, use_cache=False, **more).last_hidden_state
-        loss = out.square().sum()
+        loss: torch.Tensor = out.square().sum()
         loss.backward()
         return loss.detach()
 
@@ -115,7 +115,7 @@ def sequence_steps(names: list[str], layers: int, tokens: torch.Tensor, world: z
                 return out.reshape(q.shape).transpose(1, 2)
 
         else:
-            from deepspeed.sequence.layer import DistributedAttention
+            from deepspeed.sequence.layer import DistributedAttention  # type: ignore[import-not-found, unused-ignore]
 
             local = lambda q, k, v: causal(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)  # noqa: E731
             exchange = DistributedAttention(local, dist.group.WORLD, scatter_idx=2, gather_idx=1)
@@ -150,7 +150,7 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     if "deepspeed" in given.names:
-        import deepspeed
+        import deepspeed  # type: ignore[import-not-found, unused-ignore]
 
         deepspeed.init_distributed("gloo")
     else:

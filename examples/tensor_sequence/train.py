@@ -3,7 +3,7 @@ its sequences over sp ranks, its states over dp x sp by ZeRO-3, all by one confi
 
 zeroth-run -n 4 python examples/tensor_sequence/train.py                         dp=1 x sp=2 x tp=2
 zeroth-run -n 4 python examples/tensor_sequence/train.py --sp 1                  dp=2 x sp=1 x tp=2
-python examples/tensor_sequence/train.py --tp 1 --sp 1 --dp 2                    the batches and losses of dp=2 on one rank
+python examples/tensor_sequence/train.py --tp 1 --sp 1 --dp 2                    the losses of dp=2 on one rank
 """
 
 import argparse
