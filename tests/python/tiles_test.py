@@ -234,6 +234,9 @@ class Engines(job.RankTest):
     def test_inside_zero_3_on_two_ranks(self) -> None:
         self.assertEqual(self.run_well(2, "tiles_rank.py").count("tiles: ok"), 2)
 
+    def test_ranks_share_vocabulary_or_sequence(self) -> None:
+        self.assertEqual(self.run_well(2, "tiles_shared_rank.py").count("shared tiles: ok"), 2)
+
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -14,10 +14,10 @@ from torch import nn
 from zeroth import _C
 from zeroth.parallel.tiled_loss import LogitStep, tiled_loss_sum
 
-__all__ = ["TiledLoss", "tile_loss"]
+__all__ = ["TiledLogits", "TiledLoss", "tile_loss"]
 
 
-class _Logits:
+class TiledLogits:
     """Logits that nobody has computed."""
 
     def __init__(self, hidden: torch.Tensor, head: nn.Module, steps: tuple[LogitStep, ...] = ()) -> None:
@@ -30,24 +30,24 @@ class _Logits:
         result: tuple[torch.Tensor, int] = self._head((self, labels.to(self.hidden.device), ignore_index))
         return result
 
-    def _then(self, *steps: LogitStep) -> "_Logits":
-        return _Logits(self.hidden, self._head, (*self.steps, *steps))
+    def _then(self, *steps: LogitStep) -> "TiledLogits":
+        return TiledLogits(self.hidden, self._head, (*self.steps, *steps))
 
-    def __mul__(self, factor: object) -> "_Logits":
+    def __mul__(self, factor: object) -> "TiledLogits":
         return self._then(_number("mul", factor))
 
     __rmul__ = __mul__
 
-    def __truediv__(self, divisor: object) -> "_Logits":
+    def __truediv__(self, divisor: object) -> "TiledLogits":
         return self._then(1.0 / _number("div", divisor))
 
-    def tanh(self) -> "_Logits":
+    def tanh(self) -> "TiledLogits":
         return self._then(None)
 
-    def float(self) -> "_Logits":
+    def float(self) -> "TiledLogits":
         return self
 
-    def to(self, *_: object, **__: object) -> "_Logits":
+    def to(self, *_: object, **__: object) -> "TiledLogits":
         return self
 
     @classmethod
@@ -92,7 +92,7 @@ def _unknown(what: str) -> _C.Error:
 class TiledLoss:
     """A model whose loss is tiled since tile_loss(); undo() ends it."""
 
-    def __init__(self, model: nn.Module, head: nn.Linear, tiles: int | None, group: _C.Communicator | None) -> None:
+    def __init__(self, model: nn.Module, head: nn.Module, tiles: int | None, group: _C.Communicator | None) -> None:
         self.calls = 0
         """losses so far"""
         self._model, self._head, self._tiles, self._group = model, head, tiles, group
@@ -101,7 +101,7 @@ class TiledLoss:
         self._heads: Callable[..., Any] = head.forward
         self._models: Callable[..., Any] = model.forward
         self._had_loss = vars(model).get("_loss_function")
-        head.forward = functools.wraps(head.forward)(functools.partial(self._give_logits))  # type: ignore[method-assign]
+        head.forward = functools.wraps(head.forward)(functools.partial(self._give_logits))
         model.forward = functools.wraps(model.forward)(functools.partial(self._forward))
         model.loss_function = self._loss  # type: ignore[assignment]
 
@@ -122,8 +122,8 @@ class TiledLoss:
             )
         result = self._with_tiles(*args, **kwargs)
         if isinstance(result, tuple):
-            return tuple(one for one in result if not isinstance(one, _Logits))
-        return type(result)(**{name: value for name, value in result.items() if not isinstance(value, _Logits)})
+            return tuple(one for one in result if not isinstance(one, TiledLogits))
+        return type(result)(**{name: value for name, value in result.items() if not isinstance(value, TiledLogits)})
 
     def _with_tiles(self, *args: Any, **kwargs: Any) -> Any:
         self._active = True
@@ -136,17 +136,19 @@ class TiledLoss:
         if isinstance(hidden, torch.Tensor):
             if not self._active:
                 return self._heads(hidden)
-            return _Logits(hidden, self._head)
+            return TiledLogits(hidden, self._head)
         logits, labels, ignore_index = hidden  # the second call, of cross_entropy_sum()
         self.calls += 1
         return tiled_loss_sum(
             logits.hidden,
-            self._head.weight,
+            self._head.weight,  # type: ignore[arg-type]
             labels,
             self._tiles,
-            bias=self._head.bias,
+            bias=self._head.bias,  # type: ignore[arg-type]
             ignore_index=ignore_index,
             steps=logits.steps,
+            vocab_group=getattr(self._head, "group", None),
+            vocab_sizes=getattr(self._head, "sizes", None),
         )
 
     def _loss(
@@ -160,7 +162,7 @@ class TiledLoss:
         **_: object,
     ) -> torch.Tensor:
         """As transformers' ForCausalLMLoss."""
-        if not isinstance(logits, _Logits):
+        if not isinstance(logits, TiledLogits):
             raise _unknown(f"a {type(logits).__name__} came to the loss")
         if shift_labels is None:
             assert labels is not None
@@ -189,6 +191,15 @@ class TiledLoss:
         return _C.reduce_from_group(loss, group)
 
 
+def _is_head(module: nn.Module) -> bool:
+    """A Linear, or one whose outputs ranks share (ColumnLinear)."""
+    return isinstance(module, nn.Linear) or (
+        isinstance(getattr(module, "group", None), _C.Communicator)
+        and hasattr(module, "sizes")
+        and not getattr(module, "transposed", False)
+    )
+
+
 def _has_split_labels(model: nn.Module) -> bool:
     binding = getattr(getattr(getattr(model, "config", None), "_attn_implementation", None), "binding", None)
     return getattr(getattr(binding, "sample", None), "labels", None) is not None
@@ -199,11 +210,12 @@ def tile_loss(model: nn.Module, tiles: int | None = None, *, group: _C.Communica
     it. With labels, its forward returns the loss and no logits; without, it is as before.
 
     `tiles`, `group`: as tiled_loss(). Labels are shifted as transformers does, or come as `shift_labels`, which a
-    `group` needs; `num_items_in_batch` is the divisor if it is given. A head may be tied to the embedding.
+    `group` needs; `num_items_in_batch` is the divisor if it is given. A head may be tied to the embedding, and ranks
+    may share its vocabulary.
     Raises Error USAGE, by name: no linear output layer, no loss_function, tiled already; and in a forward for a model
     that does to its logits what tiles cannot follow."""
     output = getattr(model, "get_output_embeddings", lambda: None)()
-    if not isinstance(output, nn.Linear) or not hasattr(type(model), "loss_function"):
+    if not isinstance(output, nn.Module) or not _is_head(output) or not hasattr(type(model), "loss_function"):
         raise _C.make_error(
             "USAGE",
             "this is no causal language model of Hugging Face",

@@ -4,6 +4,7 @@ Source: ALST, Bekman et al., Arctic Long Sequence Training, 2025, arXiv 2506.139
 is computed with the loss, where the logits are: softmax minus one, in their memory. So the head is multiplied three
 times, as without tiles, and backward only multiplies by the gradient that comes in."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -38,6 +39,8 @@ def tiled_loss(
     softcap: float | None = None,
     num_valid: torch.Tensor | float | None = None,
     group: _C.Communicator | None = None,
+    vocab_group: _C.Communicator | None = None,
+    vocab_sizes: Sequence[int] | None = None,
 ) -> torch.Tensor:
     """Mean cross entropy of hidden @ head_weight.T (+ bias) against labels: that of F.cross_entropy in float32 (float64
     for float64), with the logits of one tile alive.
@@ -49,12 +52,23 @@ def tiled_loss(
     `group`: ranks with other parts of the sequence. Then the value is the loss of all parts, on every rank, and the
     gradient is that of this rank's part: the sum over the ranks is the whole. One all_reduce of 8 bytes and one of the
     loss.
+    `vocab_group`: ranks that share the vocabulary: `head_weight` and `bias` are this rank's part, of vocab_sizes[rank]
+    rows (default: they ask), hidden and labels are the same on all. Logits never move: two all_reduces a tile, of 1 and
+    2 numbers a token; the gradient of hidden is summed over them in backward.
     Memory beside the result: s V / tiles logits, in float32 or float64, twice with `softcap`; 16-bit ones beside them
     if `hidden` has 16 bits; and from here to backward the gradients of hidden and of the weight (in float32 for 16-bit
     ones). At stage 3 the weight must be gathered: inside the model's forward, or in engine.gathered(model.lm_head).
     Raises Error USAGE, by name, for shapes and dtypes that do not fit and labels outside of the vocabulary."""
     total, valid = tiled_loss_sum(
-        hidden, head_weight, labels, tiles, bias=bias, ignore_index=ignore_index, steps=logit_steps(scale, softcap)
+        hidden,
+        head_weight,
+        labels,
+        tiles,
+        bias=bias,
+        ignore_index=ignore_index,
+        steps=logit_steps(scale, softcap),
+        vocab_group=vocab_group,
+        vocab_sizes=vocab_sizes,
     )
     if num_valid is None:
         counted = torch.tensor([valid])
@@ -78,10 +92,15 @@ def tiled_loss_sum(
     bias: torch.Tensor | None = None,
     ignore_index: int = -100,
     steps: Sequence[LogitStep] = (),
+    vocab_group: _C.Communicator | None = None,
+    vocab_sizes: Sequence[int] | None = None,
 ) -> tuple[torch.Tensor, int]:
     """The sum of this rank's losses, a scalar, and the number of labels that count. Arguments, memory and errors as
     tiled_loss(); `steps`: what the model does to its logits. Without a gradient nothing but the sum is kept."""
-    _require(hidden, head_weight, labels, bias, ignore_index)
+    part = _part_of(head_weight, vocab_group, vocab_sizes)
+    _require(hidden, head_weight, labels, bias, ignore_index, head_weight.size(0) if part is None else part.size)
+    if part is not None:
+        hidden = _C.copy_to_group(hidden, part.group)
     tokens, features = math.prod(hidden.shape[:-1]), hidden.shape[-1]
     if tiles is None:
         tiles = -(-tokens // max(1, features))
@@ -96,9 +115,34 @@ def tiled_loss_sum(
         bias = None if bias is None else bias.to(narrow)
     with torch.autocast(kind, enabled=False):
         total: torch.Tensor = _TiledLoss.apply(  # type: ignore[no-untyped-call]
-            hidden.reshape(tokens, features), head_weight, bias, flat, sizes, ignore_index, tuple(steps)
+            hidden.reshape(tokens, features), head_weight, bias, flat, sizes, ignore_index, tuple(steps), part
         )
     return total, int((flat != ignore_index).sum())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Part:
+    """Of a vocabulary that ranks share."""
+
+    group: _C.Communicator
+    begin: int
+    count: int
+    size: int
+    """of the whole vocabulary"""
+
+
+def _part_of(weight: torch.Tensor, group: _C.Communicator | None, sizes: Sequence[int] | None) -> _Part | None:
+    if group is None or group.size == 1:
+        return None
+    every = list(sizes) if sizes is not None else group.all_gather(torch.tensor([weight.size(0)])).tolist()
+    if len(every) != group.size or every[group.rank] != weight.size(0):
+        raise _refusal(
+            "the head is not this rank's part of the vocabulary",
+            "vocab_sizes",
+            f"one a rank of {group.size}, {weight.size(0)} for rank {group.rank}",
+            str(every),
+        )
+    return _Part(group, sum(every[: group.rank]), every[group.rank], sum(every))
 
 
 class _TiledLoss(torch.autograd.Function):
@@ -112,6 +156,7 @@ class _TiledLoss(torch.autograd.Function):
         sizes: list[int],
         ignore_index: int,
         steps: tuple[LogitStep, ...],
+        part: _Part | None,
     ) -> torch.Tensor:
         wide = wide_dtype(hidden.dtype)
         wants = ctx.needs_input_grad[:3]
@@ -129,7 +174,7 @@ class _TiledLoss(torch.autograd.Function):
             targets = own.where(counts, 0).unsqueeze(1)
             logits = torch.nn.functional.linear(rows, weight, bias).to(wide)
             kept = _do(steps, logits)
-            loss, logits = _cross_entropy(logits, targets, counts)
+            loss, logits = _cross_entropy(logits, targets, counts, part)
             total += loss
             if not any(wants):
                 continue
@@ -157,20 +202,30 @@ class _TiledLoss(torch.autograd.Function):
             None if one is None else (one * gradient.to(wide_dtype(one.dtype))).to(one.dtype)
             for one in ctx.saved_tensors
         ]
-        return (*scaled, None, None, None, None)
+        return (*scaled, None, None, None, None, None)
 
 
 def _cross_entropy(
-    logits: torch.Tensor, targets: torch.Tensor, counts: torch.Tensor
+    logits: torch.Tensor, targets: torch.Tensor, counts: torch.Tensor, part: _Part | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The sum of the losses of the rows that count, and its gradient to the logits, in their memory."""
+    here = None
+    if part is not None:  # targets of other ranks' parts: any column, with weight zero
+        targets = targets - part.begin
+        here = (targets >= 0) & (targets < part.count)
+        targets = targets.where(here, 0)
     chosen = logits.gather(1, targets)
     largest = logits.amax(1, keepdim=True)
+    if part is not None:
+        part.group.all_reduce(largest, "max")
     sums = logits.sub_(largest).exp_().sum(1, keepdim=True)
+    if part is not None and here is not None:
+        both = part.group.all_reduce(torch.cat([sums, chosen * here], 1))
+        sums, chosen = both[:, :1], both[:, 1:]
     losses = sums.log() + largest - chosen
     loss = losses.where(counts.unsqueeze(1), 0).sum()
     logits.div_(sums)
-    logits.scatter_add_(1, targets, torch.full_like(chosen, -1.0))
+    logits.scatter_add_(1, targets, torch.full_like(chosen, -1.0) if here is None else -here.to(logits.dtype))
     return loss, logits.mul_(counts.unsqueeze(1))
 
 
@@ -202,7 +257,12 @@ def _refusal(message: str, which: str, expected: str, got: str, hint: str = "") 
 
 
 def _require(
-    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, bias: torch.Tensor | None, ignore_index: int
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    bias: torch.Tensor | None,
+    ignore_index: int,
+    vocabulary: int,
 ) -> None:
     if hidden.dim() < 1 or weight.dim() != 2 or weight.size(1) != hidden.size(-1):
         raise _refusal(
@@ -223,11 +283,11 @@ def _require(
             f"torch.int64 {list(hidden.shape[:-1])}",
             f"{labels.dtype} {list(labels.shape)}",
         )
-    outside = (labels != ignore_index) & ((labels < 0) | (labels >= weight.size(0)))
+    outside = (labels != ignore_index) & ((labels < 0) | (labels >= vocabulary))
     if outside.any():
         raise _refusal(
             "a label is outside of the vocabulary",
             "labels",
-            f"0 to {weight.size(0) - 1}, or {ignore_index}",
+            f"0 to {vocabulary - 1}, or {ignore_index}",
             str(int(labels[outside][0])),
         )
