@@ -16,6 +16,7 @@ import transformers
 from sequence_rank import close, refused
 from torch.nn import functional
 from transformers import masking_utils
+from wide_norms import wide_norms
 
 import zeroth
 from zeroth import parallel
@@ -84,19 +85,6 @@ def reference_mask(**arguments: Any) -> torch.Tensor:
     mask = masking_utils.sdpa_mask(**{**arguments, "allow_is_causal_skip": False})
     assert mask is not None
     return mask
-
-
-def wide_norms(model: torch.nn.Module) -> None:
-    """Norms of transformers round to float32; the same numbers, but not rounded."""
-    for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm"):
-            eps = getattr(module, "variance_epsilon", getattr(module, "eps", 1e-6))
-            more = 1.0 if "Gemma" in type(module).__name__ else 0.0
-
-            def forward(x: torch.Tensor, module: Any = module, eps: float = eps, more: float = more) -> torch.Tensor:
-                return (module.weight + more) * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-
-            module.forward = forward  # type: ignore[assignment]
 
 
 def build(name: str, **more: Any) -> Any:

@@ -13,10 +13,12 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 import transformers
 from torch import nn
+from wide_norms import wide_norms
 
 import zeroth
 
@@ -96,6 +98,7 @@ class Row:
     stage: int
     micro_steps: int = 1
     clip: float = 0.0
+    norms: Literal["whole", "split"] = "whole"
 
 
 TABLES = {
@@ -133,6 +136,13 @@ TABLES = {
         Row("gpt2", 2, 2, 2, micro_steps=2),
         Row("gemma", 2, 2, 0),
     ],
+    "norms": [
+        Row("llama", 2, 1, 3, norms="split"),
+        Row("qwen3", 2, 2, 2, norms="split", clip=0.1),
+        Row("gpt2", 2, 1, 0, norms="split", micro_steps=2),
+        Row("gemma", 4, 1, 1, norms="split"),
+        Row("bert", 2, 1, 3, norms="split"),
+    ],
 }
 
 
@@ -152,7 +162,9 @@ def loss_of(model: nn.Module, **inputs: torch.Tensor) -> torch.Tensor:
 
 def made(name: str) -> nn.Module:
     torch.manual_seed(1)
-    return MODELS[name]().double()
+    model = MODELS[name]().double()
+    wide_norms(model)
+    return model
 
 
 @functools.cache
@@ -185,7 +197,7 @@ def train(row: Row, stage: int, world: zeroth.World) -> tuple[list[float], list[
         "gradient_clipping": row.clip,
         "zeroth": {"mesh": {"tp": row.tp, "sp": row.sp}},
     }
-    done = zeroth.parallelize(model, config, world=world)
+    done = zeroth.parallelize(model, config, world=world, norms=row.norms)
     engine = zeroth.Engine(model, config, world=world, log_level="warning")
     dp, own = done.mesh.size("dp"), done.mesh.coordinate("dp")
     losses, norms = [], []
@@ -205,7 +217,7 @@ def train(row: Row, stage: int, world: zeroth.World) -> tuple[list[float], list[
     return losses, norms, weights
 
 
-def close(got: float, expected: float, bound: float = 1e-11) -> bool:
+def close(got: float, expected: float, bound: float = 1e-12) -> bool:
     return abs(got - expected) <= bound * max(1.0, abs(expected))
 
 

@@ -12,6 +12,8 @@ from torch import nn
 from zeroth import _C, _boxes, _deferred
 from zeroth._config import ConfigLike, to_config
 from zeroth.parallel._refuse import refuse
+from zeroth.parallel.norm_plan import find_norm_plan
+from zeroth.parallel.norm_split import SplitNorms
 from zeroth.parallel.sample import require_same
 from zeroth.parallel.split import SplitModel, split_sequence
 from zeroth.parallel.split_region import SplitRegion
@@ -57,6 +59,7 @@ def parallelize(
     plan: Literal["auto"] | TensorPlan = "auto",
     corrections: Mapping[str, Role] | None = None,
     method: Literal["ulysses", "ring"] = "ulysses",
+    norms: Literal["whole", "split"] = "whole",
     verify: Mapping[str, Any] | None = None,
 ) -> Parallel:
     """Splits a model in place for the mesh of the configuration: its matrices over tp, its sequences over sp.
@@ -68,6 +71,9 @@ def parallelize(
     with * for parts: {"model.layers.*.mlp.*": "whole"}. With labels, models of transformers compute their loss from
     logits that no rank has whole, and output.logits are this rank's part of the vocabulary; without labels they are
     whole.
+    `norms`: "split" lets ranks of tp work on slices of the sequence between the layers that they share: norms,
+    dropouts, residual sums and what is kept of them for backward are divided by tp, the bytes on the wire stay the
+    same (Korthikanti et al. 2022). For decoders and encoders of one list of blocks; output.hidden_states are slices.
     sp: see split_sequence(); `method` as there.
     `verify`: arguments of a forward, without labels. The model runs with them before and after, without dropout and
     gradients; other outputs are an Error MODEL. For a look at a model that nobody has split before.
@@ -88,6 +94,7 @@ def parallelize(
     found = None
     if axes["tp"] > 1:
         found = find_plan(model, axes["tp"], corrections) if plan == "auto" else plan
+    slices = find_norm_plan(model, found) if found is not None and norms == "split" else None
     mesh = world.mesh(axes, settings)
     expected = None if verify is None else outputs_of(model, verify)
     if found is not None:
@@ -104,6 +111,8 @@ def parallelize(
             hint="build the model from the same seed on every rank: torch.manual_seed() before it is made",
         )
         _TensorSplit(model, tp, "tp").apply(found)
+        if slices is not None:
+            SplitNorms(model, tp, "tp", slices)
     sequence = None
     if axes["sp"] > 1:
         sequence = split_sequence(model, mesh.axis("sp"), method)

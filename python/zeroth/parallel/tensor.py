@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -88,14 +89,21 @@ class SharedInput:
         self._entered: list[tuple[torch.Tensor, int, torch.Tensor]] = []
         region.register_forward_hook(self._end, always_call=True)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SharedInput":
+        """Groups are not copied; nothing is kept beyond a forward."""
+        return self
+
     def enter(self, x: torch.Tensor) -> torch.Tensor:
         """x, whole on all ranks. Its gradient is the sum of what the ranks compute."""
         for source, version, entered in self._entered:
             if source is x and version == x._version:
                 return entered
-        entered = copy_to_group(x, self.group)
+        entered = self._entered_of(x)
         self._entered.append((x, x._version, entered))
         return entered
+
+    def _entered_of(self, x: torch.Tensor) -> torch.Tensor:
+        return copy_to_group(x, self.group)
 
     def _end(self, *_: Any) -> None:
         self._entered.clear()
@@ -129,10 +137,12 @@ class RowLinear(_Shared):
     def __init__(self, whole: nn.Module, group: _C.Communicator, cut: Cut) -> None:
         """Takes the parameters of `whole`, an nn.Linear or transformers' Conv1D, and cuts the matrix."""
         super().__init__(whole, group)
+        self.leave: Callable[[torch.Tensor], torch.Tensor] | None = None
         share(self, "weight", cut, 0 if self.transposed else 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = reduce_from_group(self.product(x, None), self.group)
+        out = self.product(x, None)
+        out = reduce_from_group(out, self.group) if self.leave is None else self.leave(out)
         return out if self.bias is None else out + self.bias
 
 

@@ -23,7 +23,7 @@ from zeroth.parallel._refuse import refuse
 from zeroth.parallel.tensor_heads import Found, of_attention
 from zeroth.parallel.tensor_share import ROLES, Role, Share, TensorPlan, inputs_of, is_linear, outputs_of
 
-__all__ = ["find_plan"]
+__all__ = ["blocks_of", "find_plan", "is_attention"]
 
 _WHERE = "parallel.parallelize"
 _OF_TRANSFORMERS: dict[str, Role] = {
@@ -43,7 +43,7 @@ def find_plan(model: nn.Module, ranks: int, corrections: Mapping[str, Role] | No
     shares: dict[str, Share] = {}
     attributes: list[tuple[str, str, int]] = []
     own = _own_plan(model)
-    for path, block in _blocks(model).items():
+    for path, block in blocks_of(model).items():
         for name, share, counts in _of_block(model, path, block, ranks, own):
             shares[name] = share
             attributes += counts
@@ -65,7 +65,7 @@ def find_plan(model: nn.Module, ranks: int, corrections: Mapping[str, Role] | No
     return TensorPlan(tuple(shares.values()), tuple(attributes))
 
 
-def _blocks(model: nn.Module) -> dict[str, nn.Module]:
+def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
     """The units of the model; a list of one block is a list of blocks here, too."""
     found = _units.find_units(model)
     if found:
@@ -109,14 +109,14 @@ def _roles_of(module: nn.Module, path: str, own: Mapping[str, Role]) -> dict[str
     return {f"{path}.{name}": _role_in(own, f"{path}.{name}") for name, _ in module.named_modules()}
 
 
-def _is_attention(module: nn.Module) -> bool:
+def is_attention(module: nn.Module) -> bool:
     return "attention" in type(module).__name__.lower() or "attn" in type(module).__name__.lower()
 
 
 def _outermost_attentions(block: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
     for name, child in block.named_children():
         inside = f"{path}.{name}"
-        if _is_attention(child) and any(is_linear(one) for one in child.modules()):
+        if is_attention(child) and any(is_linear(one) for one in child.modules()):
             yield inside, child
         else:
             yield from _outermost_attentions(child, inside)
