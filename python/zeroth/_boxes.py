@@ -34,6 +34,8 @@ class Split:
     world: _C.World
     axes: dict[str, int]
     """sizes of the mesh's axes"""
+    boxes: dict[str, _C.ParameterBox] = dataclasses.field(default_factory=dict)
+    """by names in the model that is split: copies of a Parameter have no marks"""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Split":
         return self
@@ -41,6 +43,7 @@ class Split:
 
 def mark(model: nn.Module, split: Split) -> None:
     """Notes on the root module that it is split."""
+    split.boxes = of_model(model)
     object.__setattr__(model, _SPLIT, split)
 
 
@@ -83,5 +86,12 @@ def later_of(parameter: nn.Parameter) -> tuple[torch.Tensor, Callable[[torch.Ten
 
 def of_model(model: nn.Module) -> dict[str, _C.ParameterBox]:
     """All boxes, by the names of the parameters."""
-    named = ((name, box_of(parameter)) for name, parameter in model.named_parameters(remove_duplicate=False))
-    return {name: box for name, box in named if box is not None}
+    boxes = {
+        f"{path}.{name}" if path else name: box
+        for path, module in model.named_modules()
+        for name, box in (vars(module)[_SPLIT].boxes.items() if _SPLIT in vars(module) else ())
+    }
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if (box := box_of(parameter)) is not None:
+            boxes[name] = box
+    return boxes

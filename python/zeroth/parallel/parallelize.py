@@ -86,6 +86,8 @@ def parallelize(
     ranks cannot share; MISMATCH if ranks of a tp group have other weights; CONFIG for a mesh that does not fit the
     ranks; USAGE."""
     settings = to_config(config)
+    if norms not in ("whole", "split"):
+        refuse("there is no such way to hold norms", where=_WHERE, which="norms", expected="whole, split", got=norms)
     if _boxes.is_split(model):
         refuse("the model is split already", where=_WHERE, which=type(model).__name__)
     if world is None:
@@ -137,6 +139,10 @@ class _TensorSplit:
         self.made: dict[int, tuple[nn.Module, nn.Module]] = {}
         """new modules by the id of the old one, which is kept"""
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_TensorSplit":
+        """Copies of the model share it: groups are not copied."""
+        return self
+
     def apply(self, plan: TensorPlan) -> None:
         modules = dict(self.model.named_modules(remove_duplicate=False))
         for share in plan.shares:
@@ -180,6 +186,7 @@ class _TensorSplit:
             case "head":
                 cut = self._cut(share)
                 made = self.head = ColumnLinear(module, self.group, cut, gather_output=True)
+                made.gives_vocabulary = True
                 if _calls_loss_function(self.model):
                     self.model.loss_function = VocabLoss(self.group, cut)  # type: ignore[assignment]
         if share.role != "vocab":
@@ -227,10 +234,12 @@ class _TensorSplit:
             what="ranks that share matrices were given different samples",
             hint="give all ranks of a tp group the same sample; batches differ over dp only",
         )
-        if self.head is not None:
+        # That of this model, which may be a copy.
+        head = next((one for one in model.modules() if isinstance(one, ColumnLinear) and one.gives_vocabulary), None)
+        if head is not None:
             by_parts = isinstance(getattr(model, "loss_function", None), VocabLoss)
             labels = given.get("labels") is not None or given.get("shift_labels") is not None
-            self.head.gather_output = not (by_parts and labels)
+            head.gather_output = not (by_parts and labels)
 
 
 def _tensors(args: Any, kwargs: Any) -> list[torch.Tensor]:

@@ -118,6 +118,8 @@ class ColumnLinear(_Shared):
         """Takes the parameters of `whole`, an nn.Linear or transformers' Conv1D, and cuts them."""
         super().__init__(whole, group)
         self.gather_output = gather_output
+        self.gives_vocabulary = False
+        """it is the head of a model"""
         self.shared_input: SharedInput | None = None
         dim = 1 if self.transposed else 0
         self.sizes = cut.sizes(whole_shape(self.weight)[dim])
