@@ -1,6 +1,7 @@
 #include "model.h"
 
 #include "random.h"
+#include "same.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/text.h>
@@ -159,8 +160,7 @@ void BlockImpl::share(const RankGroup& group) {
   mlp_->share(group);
 }
 
-GptImpl::GptImpl(const ModelOptions& options)
-    : options_(options), last_norm_(RmsNorm(options.d_model, options.dtype)) {
+GptImpl::GptImpl(const ModelOptions& options) : options_(options), last_norm_(RmsNorm(options.d_model, options.dtype)) {
   torch::NoGradGuard no_grad;
   embedding_VD_ = register_parameter("embedding", torch::empty({options.vocab, options.d_model}, options.dtype));
   blocks_ = register_module("blocks", torch::nn::ModuleList());
@@ -192,13 +192,19 @@ void GptImpl::share(const RankGroup& group) {
         fits += (fits.empty() ? "" : ", ") + std::to_string(ranks);
       }
     }
-    throw zeroth::Error(
-        zeroth::ErrorCode::kModel, "the heads of an attention do not divide by the ranks that share them",
-        {.where = "zeroth-gpt --mesh",
-         .which = "blocks.0.attention",
-         .expected = "tp of " + fits,
-         .got = "tp=" + std::to_string(group.size()) + " for " + std::to_string(heads) + " heads"});
+    throw zeroth::Error(zeroth::ErrorCode::kModel,
+                        "the heads of an attention do not divide by the ranks that share them",
+                        {.where = "zeroth-gpt --mesh",
+                         .which = "blocks.0.attention",
+                         .expected = "tp of " + fits,
+                         .got = "tp=" + std::to_string(group.size()) + " for " + std::to_string(heads) + " heads"});
   }
+  std::vector<std::pair<std::string, torch::Tensor>> weights;
+  for (const auto& item : named_parameters()) {
+    weights.emplace_back(item.key(), item.value());
+  }
+  require_same(weights, group, "ranks that share matrices have other weights",
+               "give every rank the same --seed and --init");
   for (auto& unit : units_) {
     unit->inner()->share(group);
   }
@@ -214,6 +220,11 @@ Boxes GptImpl::boxes() const {
 }
 
 torch::Tensor GptImpl::forward(const torch::Tensor& x_BT, const torch::Tensor& y_BT) {
+  if (shared_) {
+    const torch::Tensor y = y_BT.defined() ? y_BT : x_BT;
+    require_same({{"x", x_BT}, {"y", y}}, shared_->group, "ranks that share matrices were given different samples",
+                 "batches differ over dp only");
+  }
   torch::Tensor h_BTD = shared_ ? shared_->embedding->forward(x_BT) : torch::embedding(embedding_VD_, x_BT);
   for (auto& unit : units_) {
     h_BTD = unit->forward(h_BTD);

@@ -45,8 +45,8 @@ class ProjectionImpl : public torch::nn::Module, public zeroth::libtorch::SplitM
   /// Weight [out, in]; initial standard deviation `deviation`.
   ProjectionImpl(std::int64_t in, std::int64_t out, double deviation, torch::Dtype dtype);
   torch::Tensor forward(const torch::Tensor& x);
-  /// The ranks share the outputs, of each of `parts` equal blocks alike, or the inputs. Leaves this rank its part of the
-  /// weight, in a new tensor.
+  /// The ranks share the outputs, of each of `parts` equal blocks alike, or the inputs. Leaves this rank its part of
+  /// the weight, in a new tensor.
   void share_outputs(const zeroth::libtorch::RankGroup& group, int parts);
   void share_inputs(const zeroth::libtorch::RankGroup& group);
   [[nodiscard]] Boxes boxes() const override;
@@ -139,8 +139,9 @@ class GptImpl : public torch::nn::Module, public zeroth::libtorch::SplitModule {
 
   /// The group's ranks share the heads, the hidden width and the vocabulary of a model that they have alike: each keeps
   /// its part. Four sums of [B, T, D] a block and step (two of them in backward); logits do not travel where there is
-  /// a loss. x and y must be the same on all of the group's ranks. Before the engine is made, once.
-  /// Throws zeroth::Error kModel, with nothing changed, for heads that do not divide by the ranks.
+  /// a loss. forward() throws zeroth::Error kMismatch for ranks of the group with other x or y. Before the engine is
+  /// made, once. A call of all of the group's ranks. Throws, with nothing changed, kModel for heads that do not divide
+  /// by the ranks, and kMismatch for ranks with other weights.
   /// Ref: Shoeybi et al., "Megatron-LM", 2019, section 3.
   void share(const zeroth::libtorch::RankGroup& group);
   [[nodiscard]] Boxes boxes() const override;

@@ -9,8 +9,8 @@
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/text.h>
-#include <zeroth/comm/rank_activity.h>
 #include <zeroth/comm/mesh.h>
+#include <zeroth/comm/rank_activity.h>
 #include <zeroth/device/memory.h>
 #include <zeroth/engine/settings.h>
 #include <zeroth/libtorch/engine.h>

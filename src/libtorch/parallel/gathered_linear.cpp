@@ -59,8 +59,9 @@ class GatheredProduct : public torch::autograd::Function<GatheredProduct> {
     const auto capsule = context->saved_data["gathering"].toCapsule();
     const auto& gathering = static_cast<const Gathering&>(*capsule);
     if (at::GradMode::is_enabled())
-      refuse(gathering.group, gathering.name(/*is_backward=*/true), "create_graph", "there is no gradient of this gradient",
-             "create_graph=False", "create_graph=True", "use all_gather() and torch's linear");
+      refuse(gathering.group, gathering.name(/*is_backward=*/true), "create_graph",
+             "there is no gradient of this gradient", "create_graph=False", "create_graph=True",
+             "use all_gather() and torch's linear");
     // Under autocast the three may have other dtypes.
     const at::Tensor gradient = gradients[0].to(weight.scalar_type());
     variable_list result(3);

@@ -153,12 +153,12 @@ std::string CallName::text() const {
 void refuse(const RankGroup& group, const CallName& name, std::string_view argument, const std::string& message,
             std::string expected, std::string got, std::string hint) {
   const Error error(ErrorCode::kUsage, message,
-              {.where = "libtorch.collectives",
-               .who = group.who(),
-               .which = std::string(argument) + " of " + name.text(),
-               .expected = std::move(expected),
-               .got = std::move(got),
-               .hint = std::move(hint)});
+                    {.where = "libtorch.collectives",
+                     .who = group.who(),
+                     .which = std::string(argument) + " of " + name.text(),
+                     .expected = std::move(expected),
+                     .got = std::move(got),
+                     .hint = std::move(hint)});
   if (name.is_backward && group.rethrow()) group.rethrow()(error);
   throw error;
 }

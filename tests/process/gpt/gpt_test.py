@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import random
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -245,6 +246,26 @@ class GptTest(unittest.TestCase):
             with self.subTest(what=what):
                 self.assertEqual(done.returncode, 76, done.stdout + done.stderr)
                 self.assertRegex(done.stderr, rf"ZEROTH ERROR \[MISMATCH\] rank=./3: the ranks differ in the {what}")
+
+    def test_ranks_that_share_matrices_have_one_seed_and_one_sample(self) -> None:
+        weights = self.folder / "weights"
+        self.train(0, "--steps", "0", "--export", str(weights))
+        wrapper = self.folder / "wrapper"
+        arguments = ["--data", str(self.data), *MODEL, "--steps", "2", "--mesh", "tp=2"]
+        for given, what, which in (
+            ([], "have other weights", "embedding on rank 1 of "),
+            (["--init", str(weights)], "were given different samples", "x on rank 1 of "),
+        ):
+            wrapper.write_text(f"#!/bin/sh\nexec {GPT} {shlex.join([*arguments, *given])} --seed $RANK\n")
+            wrapper.chmod(0o755)
+            done = subprocess.run([RUN, "-n", "2", wrapper], capture_output=True, text=True, timeout=60)
+            with self.subTest(what):
+                self.assertEqual(done.returncode, 76, done.stdout + done.stderr)
+                for rank in (0, 1):
+                    self.assertRegex(
+                        done.stderr,
+                        rf"ZEROTH ERROR \[MISMATCH\] rank={rank}/2: ranks that share matrices {what}.*which: {which}",
+                    )
 
     def test_a_bare_world_variable_is_refused(self) -> None:
         done = self.start(0, env={"RANK": "3", "WORLD_SIZE": "2"})
