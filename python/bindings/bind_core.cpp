@@ -81,6 +81,15 @@ void bind_core(py::module_& module) {
             return axes;
           },
           py::arg("world"))
+      .def_property_readonly("sequence",
+                             [](const Config& config) {
+                               py::dict keys;
+                               keys["method"] = config.mesh.method;
+                               keys["order"] = config.mesh.order;
+                               keys["ulysses"] = config.mesh.ulysses;
+                               return keys;
+                             })
+      .def_property_readonly("norms", [](const Config& config) { return config.mesh.norms; })
       .def_property_readonly("gradient_accumulation_steps",
                              [](const Config& config) { return config.gradient_accumulation_steps; })
       .def_property_readonly("train_micro_batch_size_per_gpu",

@@ -290,6 +290,12 @@ class Config:
     def mesh(self, world: int) -> dict[str, int]:
         """Sizes of the axes dp, sp and tp, from outer to inner. Raises Error CONFIG if they do not fit `world` ranks."""
     @property
+    def sequence(self) -> dict[str, Any]:
+        """Section zeroth.sequence: method, order and ulysses."""
+    @property
+    def norms(self) -> str:
+        """zeroth.tensor.norms."""
+    @property
     def gradient_accumulation_steps(self) -> int | None: ...
     @property
     def train_micro_batch_size_per_gpu(self) -> int | None: ...

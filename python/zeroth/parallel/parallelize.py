@@ -15,7 +15,8 @@ from zeroth.parallel._refuse import refuse
 from zeroth.parallel.norm_plan import find_norm_plan
 from zeroth.parallel.norm_split import SplitNorms
 from zeroth.parallel.sample import require_same
-from zeroth.parallel.split import SplitModel, split_sequence
+from zeroth.parallel.sequence_way import SequenceWay
+from zeroth.parallel.split import SplitModel
 from zeroth.parallel.split_region import SplitRegion
 from zeroth.parallel.tensor import ColumnLinear, RowLinear, SharedInput, VocabEmbedding
 from zeroth.parallel.tensor import share as share_parameter
@@ -58,8 +59,10 @@ def parallelize(
     world: _C.World | None = None,
     plan: Literal["auto"] | TensorPlan = "auto",
     corrections: Mapping[str, Role] | None = None,
-    method: Literal["ulysses", "ring"] = "ulysses",
-    norms: Literal["whole", "split"] = "whole",
+    method: Literal["ulysses", "ring", "grid"] | None = None,
+    order: Literal["ring", "token"] | None = None,
+    ulysses: int | None = None,
+    norms: Literal["whole", "split"] | None = None,
     verify: Mapping[str, Any] | None = None,
 ) -> Parallel:
     """Splits a model in place for the mesh of the configuration: its matrices over tp, its sequences over sp.
@@ -74,7 +77,9 @@ def parallelize(
     `norms`: "split" lets ranks of tp work on slices of the sequence between the layers that they share: norms,
     dropouts, residual sums and what is kept of them for backward are divided by tp, the bytes on the wire stay the
     same (Korthikanti et al. 2022). For decoders and encoders of one list of blocks; output.hidden_states are slices.
-    sp: see split_sequence(); `method` as there.
+    sp: see split_sequence(); `method` and `order` as there. A grid has `ulysses` ranks inside, 0: the largest divisor
+    of sp below it; the others are in the ring.
+    None: what the configuration says: zeroth.sequence.method, .order and .ulysses, zeroth.tensor.norms.
     `verify`: arguments of a forward, without labels. The model runs with them before and after, without dropout and
     gradients; other outputs are an Error MODEL. For a look at a model that nobody has split before.
 
@@ -86,6 +91,8 @@ def parallelize(
     ranks cannot share; MISMATCH if ranks of a tp group have other weights; CONFIG for a mesh that does not fit the
     ranks; USAGE."""
     settings = to_config(config)
+    way = SequenceWay.of(settings, method=method, order=order, ulysses=ulysses)
+    norms = norms or settings.norms  # type: ignore[assignment]
     if norms not in ("whole", "split"):
         refuse("there is no such way to hold norms", where=_WHERE, which="norms", expected="whole, split", got=norms)
     if _boxes.is_split(model):
@@ -97,6 +104,7 @@ def parallelize(
     if axes["tp"] > 1:
         found = find_plan(model, axes["tp"], corrections) if plan == "auto" else plan
     slices = find_norm_plan(model, found) if found is not None and norms == "split" else None
+    way.require(axes["sp"])
     mesh = world.mesh(axes, settings)
     expected = None if verify is None else outputs_of(model, verify)
     if found is not None:
@@ -117,7 +125,7 @@ def parallelize(
             SplitNorms(model, tp, "tp", slices)
     sequence = None
     if axes["sp"] > 1:
-        sequence = split_sequence(model, mesh.axis("sp"), method)
+        sequence = way.split(model, world, mesh, settings)
         loss = getattr(model, "loss_function", None)
         if isinstance(loss, VocabLoss):
             sequence.cross_entropy = functools.partial(loss.total, vocab_size=int(model.config.vocab_size))  # type: ignore[union-attr,arg-type]
@@ -136,12 +144,9 @@ class _TensorSplit:
         self.group = group
         self.axis = axis
         self.head: ColumnLinear | None = None
+        self.draws = SplitRegion.draws(model)
         self.made: dict[int, tuple[nn.Module, nn.Module]] = {}
         """new modules by the id of the old one, which is kept"""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_TensorSplit":
-        """Copies of the model share it: groups are not copied."""
-        return self
 
     def apply(self, plan: TensorPlan) -> None:
         modules = dict(self.model.named_modules(remove_duplicate=False))
@@ -186,7 +191,6 @@ class _TensorSplit:
             case "head":
                 cut = self._cut(share)
                 made = self.head = ColumnLinear(module, self.group, cut, gather_output=True)
-                made.gives_vocabulary = True
                 if _calls_loss_function(self.model):
                     self.model.loss_function = VocabLoss(self.group, cut)  # type: ignore[assignment]
         if share.role != "vocab":
@@ -227,19 +231,19 @@ class _TensorSplit:
         tensors = {name: given.get(name) for name in _INPUTS}
         if all(value is None for value in tensors.values()):
             tensors = {str(number): one for number, one in enumerate(_tensors(args, kwargs))}
+        if self.draws and model.training:
+            tensors["torch.get_rng_state()"] = torch.get_rng_state()
         require_same(
             tensors,
             self.group,
             where="parallel.forward",
-            what="ranks that share matrices were given different samples",
-            hint="give all ranks of a tp group the same sample; batches differ over dp only",
+            what="ranks that share matrices were given different samples or random numbers",
+            hint="give all ranks of tp the same sample and the same torch.manual_seed(); batches differ over dp only",
         )
-        # That of this model, which may be a copy.
-        head = next((one for one in model.modules() if isinstance(one, ColumnLinear) and one.gives_vocabulary), None)
-        if head is not None:
+        if self.head is not None:
             by_parts = isinstance(getattr(model, "loss_function", None), VocabLoss)
             labels = given.get("labels") is not None or given.get("shift_labels") is not None
-            head.gather_output = not (by_parts and labels)
+            self.head.gather_output = not (by_parts and labels)
 
 
 def _tensors(args: Any, kwargs: Any) -> list[torch.Tensor]:

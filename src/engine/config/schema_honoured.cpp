@@ -389,6 +389,28 @@ constexpr std::array kKeys{
         {.pointer = "/zeroth/mesh/tp",
          .kind = KeyKind::kInteger,
          .text = "Consecutive ranks that share the matrices of each layer, 0 as 1; zeroth.parallelize() splits them."}),
+    bind<&Config::mesh, &MeshConfig::method>(
+        {.pointer = "/zeroth/sequence/method",
+         .kind = KeyKind::kChoice,
+         .text = "How attention goes over the ranks of sp: an exchange of heads (at most as many ranks as heads), a "
+                 "ring, or a grid of both, Ulysses inside.",
+         .choices = "ulysses|ring|grid"}),
+    bind<&Config::mesh, &MeshConfig::ulysses>(
+        {.pointer = "/zeroth/sequence/ulysses",
+         .kind = KeyKind::kInteger,
+         .text = "Ranks inside of a grid, a divisor of sp; 0: the largest below sp. Only for method grid."}),
+    bind<&Config::mesh, &MeshConfig::order>(
+        {.pointer = "/zeroth/sequence/order",
+         .kind = KeyKind::kChoice,
+         .text = "What goes around a ring: keys and values, or with token the queries and their results "
+                 "(TokenRing). Only for methods ring and grid.",
+         .choices = "ring|token"}),
+    bind<&Config::mesh, &MeshConfig::norms>(
+        {.pointer = "/zeroth/tensor/norms",
+         .kind = KeyKind::kChoice,
+         .text = "split: between the layers that tp ranks share, norms, dropouts and residual sums work on slices of "
+                 "the sequence; the bytes on the wire stay the same.",
+         .choices = "whole|split"}),
     bind<&Config::runtime, &RuntimeConfig::threads>(
         {.pointer = "/zeroth/threads",
          .kind = KeyKind::kInteger,
