@@ -24,9 +24,6 @@ class SplitRegion:
         row.register_forward_pre_hook(self._leave)
         module.register_forward_hook(self._end, always_call=True)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "SplitRegion":
-        return self
-
     @staticmethod
     def draws(module: nn.Module) -> bool:
         """Whether the module has a dropout, as a layer or as a number of its own."""

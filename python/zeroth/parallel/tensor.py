@@ -89,10 +89,6 @@ class SharedInput:
         self._entered: list[tuple[torch.Tensor, int, torch.Tensor]] = []
         region.register_forward_hook(self._end, always_call=True)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "SharedInput":
-        """Groups are not copied; nothing is kept beyond a forward."""
-        return self
-
     def enter(self, x: torch.Tensor) -> torch.Tensor:
         """x, whole on all ranks. Its gradient is the sum of what the ranks compute."""
         for source, version, entered in self._entered:
@@ -118,8 +114,6 @@ class ColumnLinear(_Shared):
         """Takes the parameters of `whole`, an nn.Linear or transformers' Conv1D, and cuts them."""
         super().__init__(whole, group)
         self.gather_output = gather_output
-        self.gives_vocabulary = False
-        """it is the head of a model"""
         self.shared_input: SharedInput | None = None
         dim = 1 if self.transposed else 0
         self.sizes = cut.sizes(whole_shape(self.weight)[dim])

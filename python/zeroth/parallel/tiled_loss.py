@@ -13,7 +13,7 @@ import torch
 
 from zeroth import _C
 from zeroth.parallel.cuts import part_sizes
-from zeroth.parallel.tile_runs import wide_dtype
+from zeroth.parallel.tile_runs import agree_on_tiles, wide_dtype
 
 __all__ = ["LogitStep", "logit_steps", "tiled_loss", "tiled_loss_sum"]
 
@@ -54,7 +54,7 @@ def tiled_loss(
     loss.
     `vocab_group`: ranks that share the vocabulary: `head_weight` and `bias` are this rank's part, of vocab_sizes[rank]
     rows (default: they ask), hidden and labels are the same on all. Logits never move: two all_reduces a tile, of 1 and
-    2 numbers a token; the gradient of hidden is summed over them in backward.
+    2 numbers a token; the gradient of hidden is summed over them in backward. They agree on `tiles` first.
     Memory beside the result: s V / tiles logits, in float32 or float64, twice with `softcap`; 16-bit ones beside them
     if `hidden` has 16 bits; and from here to backward the gradients of hidden and of the weight (in float32 for 16-bit
     ones). At stage 3 the weight must be gathered: inside the model's forward, or in engine.gathered(model.lm_head).
@@ -102,10 +102,8 @@ def tiled_loss_sum(
     if part is not None:
         hidden = _C.copy_to_group(hidden, part.group)
     tokens, features = math.prod(hidden.shape[:-1]), hidden.shape[-1]
-    if tiles is None:
-        tiles = -(-tokens // max(1, features))
-    if tiles < 1 and tokens > 0:
-        raise _refusal("too few tiles", "tiles", "1 or more", str(tiles))
+    wanted = -(-tokens // max(1, features))
+    tiles = agree_on_tiles(tiles, wanted, None if part is None else part.group)
     sizes = part_sizes(tokens, max(1, min(tiles, tokens)))
     flat = labels.reshape(-1)
     kind = hidden.device.type

@@ -104,7 +104,7 @@ def tile_mlps(
     `mlps`: the modules, each called with one tensor [..., s, h]; default: all submodules called mlp, feed_forward, ffn,
     feedforward or ff, as in the decoders of Hugging Face. `tiles`, `group`: as tiled_mlp(); ranks agree once a forward
     of the model. Raises Error USAGE if there is none, for a module that is tiled already, and in its call for one that
-    gives no tensor (experts with a router)."""
+    gives no tensor (experts with a router). Without a `group`, ranks that share the MLPs' matrices agree."""
     if mlps is None:
         paths = [
             path
@@ -123,7 +123,13 @@ def tile_mlps(
             got=f"{len(paths)} found in {type(model).__name__}",
             hint="name them: tile_mlps(model, mlps=[...])",
         )
-    return TiledMlps(model, paths, tiles, group)
+    return TiledMlps(model, paths, tiles, group or _group_inside(model, paths))
+
+
+def _group_inside(model: nn.Module, paths: Sequence[str]) -> _C.Communicator | None:
+    """The ranks that share matrices of the MLPs."""
+    groups = (getattr(one, "group", None) for path in paths for one in model.get_submodule(path).modules())
+    return next((group for group in groups if isinstance(group, _C.Communicator)), None)
 
 
 def _require_free(path: str, module: nn.Module) -> None:

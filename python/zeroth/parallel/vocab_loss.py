@@ -20,9 +20,6 @@ class VocabLoss:
         self.group = group
         self.cut = cut
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "VocabLoss":
-        return self
-
     def total(self, logits: torch.Tensor, labels: torch.Tensor, vocab_size: int) -> torch.Tensor:
         """Sum of the cross entropies over tokens with a label. logits [N, own], labels [N] (IGNORED: none). On the
         wire: three numbers a token (Shoeybi et al. 2019, section 3)."""
