@@ -14,13 +14,27 @@ forked.preload(
 )
 
 
-class Norms(job.RankTest):
-    def test_slices_of_two_ranks(self) -> None:
+class Mixes(job.RankTest):
+    def test_norms_on_slices(self) -> None:
         self.run_well(2, "tensor_norms_rank.py")
 
+    def test_faults_are_named(self) -> None:
+        self.run_well(4, "tensor_faults_rank.py")
+
+    def test_four_ranks_give_the_numbers_of_one(self) -> None:
+        self.run_well(4, "tensor_rank.py", "few mixes")
+
     @tier.long
-    def test_every_model_on_four_ranks(self) -> None:
-        self.run_well(4, "tensor_rank.py", "norms")
+    def test_scales_of_float16(self) -> None:
+        self.run_well(4, "tensor_half_rank.py")
+
+    @tier.long
+    def test_every_mix_on_four_ranks(self) -> None:
+        self.run_well(4, "tensor_rank.py", "norms", "ring", "half", "mixes")
+
+    @tier.long
+    def test_eight_ranks(self) -> None:
+        self.run_well(8, "tensor_rank.py", "eight")
 
 
 if __name__ == "__main__":
