@@ -81,9 +81,9 @@ struct ZeroConfig {
 
 /// Section "zeroth.mesh": the ranks as a grid, from outer to inner.
 struct MeshConfig {
-  int dp = 0;  ///< ranks with batches of their own; 0: all that sp and tp leave
-  int sp = 1;  ///< ranks that share a sequence
-  int tp = 1;  ///< ranks that share the matrices of a layer
+  int dp = 0;                      ///< ranks with batches of their own; 0: all that sp and tp leave
+  int sp = 1;                      ///< ranks that share a sequence
+  int tp = 1;                      ///< ranks that share the matrices of a layer
   std::string method = "ulysses";  ///< of attention over sp: "ulysses", "ring", "grid" (Ulysses inside, ring outside)
   std::string order = "ring";      ///< what goes around a ring: "ring" (keys and values), "token" (queries too)
   int ulysses = 0;                 ///< ranks inside of a grid; 0: the largest divisor of sp below it
