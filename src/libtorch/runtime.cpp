@@ -165,8 +165,8 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
                                          EngineOptions options) {
   require_same_torch();
   config.validate();
+  OriginalValues originals = cast_model(config, model);  // first: the runtime's parts keep the dtypes
   std::shared_ptr<Runtime> runtime(new Runtime(std::move(config), std::move(model)));
-  OriginalValues originals = cast_model(runtime->config_, runtime->model_);
   runtime->log_ = Logger(world.rank(), world.size(), options.log_level, json_log_of(options));
   runtime->step_log_.set_every(options.progress_every);
   runtime->rethrow_ = options.rethrow;

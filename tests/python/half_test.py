@@ -360,5 +360,22 @@ class OtherKinds(unittest.TestCase):
                 self.assertEqual(self.train(stage, make, x)[0], self.train(stage, lambda: make(sparse=False), x)[0])
 
 
+class Large(unittest.TestCase):
+    """Parameters whose last byte is the last of their memory."""
+
+    def test_a_cast_reads_what_it_has_written(self) -> None:
+        for key, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+            torch.manual_seed(1)
+            model = nn.Sequential(nn.Linear(64, 64), nn.Embedding(1 << 15, 64))
+            expected = {name: value.to(dtype) for name, value in model.state_dict().items()}
+            settings = {key: {"enabled": True}, "zero_optimization": {"stage": 3}}
+            engine = zeroth.Engine(model, settings, log_level="off")
+            for name, value in expected.items():
+                got = engine.full(name)
+                assert got is not None
+                self.assertTrue(torch.equal(got.to(dtype), value), name)
+            engine.close()
+
+
 if __name__ == "__main__":
     unittest.main(verbosity=2)
