@@ -12,14 +12,26 @@ import math
 
 import torch
 import torch.nn.functional as F
+from errors import make_error
 from rng import digest64, key_of, scaled_uniform
 from torch import Tensor, nn
 
 import zeroth
-from zeroth.parallel import Cut, VocabEmbedding, copy_to_group, gather_from_group, vocab_cross_entropy
+from zeroth.parallel import (
+    Cut,
+    VocabEmbedding,
+    all_to_all,
+    copy_to_group,
+    gather_from_group,
+    reduce_from_group,
+    require_same,
+    slice_sizes,
+    vocab_cross_entropy,
+)
 
 DEVIATION = 0.02
 """standard deviation of initial values"""
+OTHER_SAMPLES = "ranks that share sequences were given different samples"
 ROTARY_BASE = 10000.0
 NORM_EPSILON = 1e-6
 
@@ -93,6 +105,19 @@ class Rotary:
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
+@dataclasses.dataclass(slots=True)
+class SharedSequence:
+    """How ranks share a sequence: each has a slice of it, and in attention a part of the heads of all of it.
+    Ref: Jacobs et al., "DeepSpeed Ulysses", 2023, section 3."""
+
+    group: zeroth.Communicator
+    sizes: list[int]
+    """of each rank, in the forward that runs"""
+
+    def own_slice(self, x_BT: Tensor) -> Tensor:
+        return x_BT.split(self.sizes, 1)[self.group.rank].contiguous()
+
+
 class Attention(nn.Module):
     """Causal self-attention with queries, keys and values from one matrix."""
 
@@ -102,18 +127,28 @@ class Attention(nn.Module):
         self.num_heads = options.heads
         self.head_dim = width // options.heads
         self.rotary = rotary
+        self.sequence: SharedSequence | None = None
         self.qkv = Projection(width, 3 * width, DEVIATION, options.dtype)
         self.out = Projection(width, width, options.residual_deviation, options.dtype)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         B, T, _ = x_BTD.shape
-        qkv_BT3NH = self.qkv(x_BTD).view(B, T, 3, -1, self.head_dim)  # N: of this rank, if ranks share the heads
+        qkv = self.qkv(x_BTD)
+        heads = qkv.shape[2] // (3 * self.head_dim)
+        qkv_BT3NH = qkv.view(B, T, 3, heads, self.head_dim)  # N: of this rank, if ranks share the heads
+        sequence = self.sequence
+        if sequence:  # T: of the whole sequence, N: a part of the heads
+            qkv_BT3NH = all_to_all(qkv_BT3NH, 3, 1, sequence.group, None, sequence.sizes)
         qk_BT2NH = self.rotary.rotate(qkv_BT3NH.narrow(2, 0, 2))
         q_BNTH = qk_BT2NH.select(2, 0).transpose(1, 2)
         k_BNTH = qk_BT2NH.select(2, 1).transpose(1, 2)
         v_BNTH = qkv_BT3NH.select(2, 2).transpose(1, 2)
         y_BNTH = F.scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH, is_causal=True)
-        y_BTD: Tensor = self.out(y_BNTH.transpose(1, 2).reshape(B, T, -1))
+        y_BTNH = y_BNTH.transpose(1, 2)
+        if sequence:
+            shares = slice_sizes(heads, sequence.group.size)
+            y_BTNH = all_to_all(y_BTNH, 1, 2, sequence.group, sequence.sizes, shares)
+        y_BTD: Tensor = self.out(y_BTNH.reshape(B, T, heads * self.head_dim))
         return y_BTD
 
 
@@ -161,8 +196,9 @@ class Gpt(nn.Module):
         """Initial values are a function of `options.seed` and the parameter's name only; no torch generator is
         touched."""
         super().__init__()
-        self.vocab = options.vocab
+        self.options = options
         self.shared: SharedVocabulary | None = None
+        self.sequence: SharedSequence | None = None
         self.embedding = nn.Parameter(torch.empty(options.vocab, options.d_model, dtype=options.dtype))
         rotary = Rotary(options.d_model // options.heads, options.seq, options.dtype)
         self.blocks = nn.ModuleList(Block(options, rotary) for _ in range(options.layers))
@@ -175,8 +211,13 @@ class Gpt(nn.Module):
     def forward(self, x_BT: Tensor, y_BT: Tensor | None = None) -> Tensor:
         """`x_BT`: int64 tokens; `y_BT`: int64 next tokens. Returns the mean cross entropy in nats (a scalar; float32,
         or float64 in such a model), or without y the logits [B, T, V]."""
-        shared = self.shared
-        h_BTD = shared.embedding(x_BT) if shared else F.embedding(x_BT, self.embedding)
+        shared, sequence = self.shared, self.sequence
+        own_x_BT = x_BT  # T: of this rank
+        if sequence:
+            require_same({"x": x_BT, "y": y_BT}, sequence.group, where="train.py --mesh", what=OTHER_SAMPLES)
+            sequence.sizes = slice_sizes(x_BT.shape[1], sequence.group.size)
+            own_x_BT = sequence.own_slice(x_BT)
+        h_BTD = shared.embedding(own_x_BT) if shared else F.embedding(own_x_BT, self.embedding)
         for block in self.blocks:
             h_BTD = block(h_BTD)
         h_BTD = self.last_norm(h_BTD)
@@ -185,23 +226,60 @@ class Gpt(nn.Module):
         logits_BTV = F.linear(h_BTD, self.embedding)
         if logits_BTV.dtype.itemsize == 2:
             logits_BTV = logits_BTV.float()  # 16 bits are too few for a sum over the vocabulary
-        if shared and y_BT is not None:
-            rows = logits_BTV.flatten(0, 1)
-            return vocab_cross_entropy(rows, y_BT.flatten(), shared.group, vocab_sizes=shared.sizes)
+        if y_BT is not None:
+            return self.loss(logits_BTV, y_BT)
         if shared:
-            return gather_from_group(logits_BTV, -1, shared.group, shared.sizes)
-        return logits_BTV if y_BT is None else F.cross_entropy(logits_BTV.flatten(0, 1), y_BT.flatten())
+            logits_BTV = gather_from_group(logits_BTV, -1, shared.group, shared.sizes)
+        return gather_from_group(logits_BTV, 1, sequence.group, sequence.sizes) if sequence else logits_BTV
+
+    def loss(self, logits_BTV: Tensor, y_BT: Tensor) -> Tensor:
+        """Of this rank's logits; of all ranks that share them. Its gradient is this rank's part."""
+        shared, sequence = self.shared, self.sequence
+        y = (sequence.own_slice(y_BT) if sequence else y_BT).flatten()
+        logits = logits_BTV.flatten(0, 1)
+        if shared:
+            loss = vocab_cross_entropy(logits, y, shared.group, vocab_sizes=shared.sizes)
+        else:
+            loss = F.cross_entropy(logits, y)
+        if not sequence:
+            return loss
+        return reduce_from_group(loss * (logits_BTV.shape[1] / y_BT.shape[1]), sequence.group)
 
     def share(self, config: zeroth.Config, world: zeroth.World) -> None:
         """The ranks of the mesh's tp share the heads, the hidden width and the vocabulary of a model that they have
-        alike: each keeps its part. Raises what zeroth.parallelize() does."""
-        group = zeroth.parallelize(self, config, world=world).mesh.axis("tp")
-        cut = Cut("tp", group.rank, group.size)
-        table = nn.Embedding(self.vocab, self.embedding.shape[1], _weight=self.embedding.data)
-        table.weight = self.embedding  # which stays the model's own: the table is no module of it
-        self.shared = SharedVocabulary(
-            group=group, embedding=VocabEmbedding.of(table, group, cut), sizes=cut.sizes(self.vocab)
-        )
+        alike, and each keeps its part. The ranks of sp share each sequence; x and y are whole, and so are the loss and
+        logits. Raises what zeroth.parallelize() does, USAGE for more ranks of sp than heads or tokens."""
+        axes = config.mesh(world.size)
+        mesh = world.mesh(axes, config)
+        heads = self.options.heads // axes["tp"]
+        # Of sp it knows nothing: Attention exchanges heads by itself.
+        group = zeroth.parallelize(self, {"zeroth": {"mesh": {"tp": axes["tp"]}}}, world=world).mesh.axis("tp")
+        if group.size > 1:
+            cut = Cut("tp", group.rank, group.size)
+            table = nn.Embedding(self.options.vocab, self.options.d_model, _weight=self.embedding.data)
+            table.weight = self.embedding  # which stays the model's own: the table is no module of it
+            self.shared = SharedVocabulary(
+                group=group, embedding=VocabEmbedding.of(table, group, cut), sizes=cut.sizes(self.options.vocab)
+            )
+        group = mesh.axis("sp")
+        least = min(heads, self.options.seq)
+        if group.size > least:
+            raise make_error(
+                "USAGE",
+                "there are more ranks than heads or tokens, so some would have nothing to compute",
+                where="train.py --mesh",
+                which="sp",
+                expected=f"at most {least} ranks for {heads} heads and {self.options.seq} tokens",
+                got=f"{group.size} ranks",
+            )
+        if group.size > 1:
+            what = "ranks that share sequences have other weights"
+            hint = "give every rank the same --seed and --init"
+            require_same(dict(self.named_parameters()), group, where="train.py --mesh", what=what, hint=hint)
+            self.sequence = SharedSequence(group, [])
+            for module in self.modules():
+                if isinstance(module, Attention):
+                    module.sequence = self.sequence
 
 
 @torch.no_grad()

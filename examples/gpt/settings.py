@@ -39,7 +39,7 @@ class Settings:
     batch: int
     """sequences of a step, all ranks together"""
     data_ranks: int
-    """ranks, or groups of ranks that share the matrices, with batches of their own"""
+    """ranks, or groups of ranks that share matrices or sequences, with batches of their own"""
     dtype: str
     """ "fp32", "bf16", "fp16" or "fp64" """
     notes: list[str]
@@ -139,16 +139,7 @@ def make_settings(options: Options, world_size: int) -> Settings:
 def _find_mesh(world_size: int, overrides: Overrides) -> dict[str, int]:
     """The axes, which have to be known before the batch: with one of size 1 in the place of what is not known yet."""
     sizes = [MICRO, ACCUMULATE, *([TRAIN] if overrides.mentions(TRAIN) else [])]
-    axes = overrides.config([zeroth.ConfigOverride(size, 1, "train.py") for size in sizes]).mesh(world_size)
-    if axes["sp"] > 1:
-        raise make_error(
-            "USAGE",
-            "the trainer splits no sequences: a mesh has the axes dp and tp",
-            which="/zeroth/mesh/sp",
-            got=str(axes["sp"]),
-            hint="zeroth.parallelize() splits the sequences of models of transformers",
-        )
-    return axes
+    return overrides.config([zeroth.ConfigOverride(size, 1, "train.py") for size in sizes]).mesh(world_size)
 
 
 def _merge_batch(options: Options, data_ranks: int, overrides: Overrides) -> None:

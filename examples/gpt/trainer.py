@@ -98,11 +98,11 @@ class Trainer:
         self.corpus: Corpus = load_corpus(options.data, options.suffix, options.exclude, options.seq)
         model = make_model(options, self.settings.dtype)
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        if self.settings.config.mesh(world.size)["tp"] > 1:
+        if self.settings.data_ranks < world.size:
             model.share(self.settings.config, world)
         self.engine = make_engine(model, self.settings, world)
         self.data_rank = world.rank // (world.size // self.settings.data_ranks)
-        """ranks that share matrices are neighbours, and have one batch"""
+        """ranks that share matrices or sequences are neighbours, and have one batch"""
         self.summary = RunSummary(
             world_size=world.size,
             zero_stage=self.settings.config.zero_stage,

@@ -8,7 +8,7 @@
 // byte-bigram entropy of the held-out text, a text sample, and what memory and traffic were planned and
 // measured. A single bare process works too. The last loss is the same number, bit for bit, with --zero-stage
 // 0, 1, 2 and 3. With --mesh dp=2,tp=2 four ranks are two pairs, each of which has one batch and shares the
-// matrices of every layer.
+// matrices of every layer; with --mesh dp=2,sp=2 each pair shares its sequences.
 #include "options.h"
 #include "trainer.h"
 

@@ -103,6 +103,10 @@ torch::Tensor Rotary::rotate(const torch::Tensor& x_BT2NH) const {
   return torch::cat({halves[0] * cos - halves[1] * sin, halves[1] * cos + halves[0] * sin}, -1);
 }
 
+torch::Tensor SharedSequence::own_slice(const torch::Tensor& x_BT) const {
+  return x_BT.split_with_sizes(sizes, 1)[static_cast<std::size_t>(group.rank())].contiguous();
+}
+
 AttentionImpl::AttentionImpl(const ModelOptions& options, std::shared_ptr<const Rotary> rotary)
     : head_width_(options.d_model / options.heads),
       rotary_(std::move(rotary)),
@@ -113,14 +117,24 @@ AttentionImpl::AttentionImpl(const ModelOptions& options, std::shared_ptr<const 
 torch::Tensor AttentionImpl::forward(const torch::Tensor& x_BTD) {
   const std::int64_t B = x_BTD.size(0);
   const std::int64_t T = x_BTD.size(1);
-  const torch::Tensor qkv_BT3NH = qkv_->forward(x_BTD).view({B, T, 3, -1, head_width_});
+  const torch::Tensor qkv = qkv_->forward(x_BTD);
+  const std::int64_t heads = qkv.size(2) / (3 * head_width_);
+  torch::Tensor qkv_BT3NH = qkv.view({B, T, 3, heads, head_width_});
+  if (sequence_) {  // T: of the whole sequence, N: a part of the heads
+    qkv_BT3NH = zeroth::libtorch::all_to_all(qkv_BT3NH, 3, 1, sequence_->group, {}, sequence_->sizes);
+  }
   const torch::Tensor qk_BT2NH = rotary_->rotate(qkv_BT3NH.narrow(2, 0, 2));
   const torch::Tensor q_BNTH = qk_BT2NH.select(2, 0).transpose(1, 2);
   const torch::Tensor k_BNTH = qk_BT2NH.select(2, 1).transpose(1, 2);
   const torch::Tensor v_BNTH = qkv_BT3NH.select(2, 2).transpose(1, 2);
   const torch::Tensor y_BNTH =
       torch::scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH, {}, /*dropout_p=*/0.0, /*is_causal=*/true);
-  return out_->forward(y_BNTH.transpose(1, 2).reshape({B, T, -1}));
+  torch::Tensor y_BTNH = y_BNTH.transpose(1, 2);
+  if (sequence_) {
+    const auto shares = zeroth::slice_sizes(heads, sequence_->group.size());
+    y_BTNH = zeroth::libtorch::all_to_all(y_BTNH, 1, 2, sequence_->group, sequence_->sizes, shares);
+  }
+  return out_->forward(y_BTNH.reshape({B, T, heads * head_width_}));
 }
 
 void AttentionImpl::share(const RankGroup& group) {
@@ -199,12 +213,7 @@ void GptImpl::share(const RankGroup& group) {
                          .expected = "tp of " + fits,
                          .got = "tp=" + std::to_string(group.size()) + " for " + std::to_string(heads) + " heads"});
   }
-  std::vector<std::pair<std::string, torch::Tensor>> weights;
-  for (const auto& item : named_parameters()) {
-    weights.emplace_back(item.key(), item.value());
-  }
-  require_same(weights, group, "ranks that share matrices have other weights",
-               "give every rank the same --seed and --init");
+  require_same_weights(group, "matrices");
   for (auto& unit : units_) {
     unit->inner()->share(group);
   }
@@ -215,17 +224,51 @@ void GptImpl::share(const RankGroup& group) {
   parameters_["embedding"] = embedding_VD_;
 }
 
+void GptImpl::share_sequence(const RankGroup& group) {
+  const std::int64_t heads = options_.heads / (shared_ ? shared_->group.size() : 1);
+  const std::int64_t least = std::min(heads, options_.seq);
+  ZR_CHECK(group.size() <= least, zeroth::ErrorCode::kUsage,
+           "there are more ranks than heads or tokens, so some would have nothing to compute",
+           {.where = "zeroth-gpt --mesh",
+            .which = "sp",
+            .expected = "at most " + std::to_string(least) + " ranks for " + std::to_string(heads) + " heads and " +
+                        std::to_string(options_.seq) + " tokens",
+            .got = std::to_string(group.size()) + " ranks"});
+  require_same_weights(group, "sequences");
+  sequence_ = std::make_shared<SharedSequence>(SharedSequence{.group = group});
+  for (auto& unit : units_) {
+    unit->inner()->share_sequence(sequence_);
+  }
+}
+
+void GptImpl::require_same_weights(const RankGroup& group, const std::string& shared) const {
+  std::vector<std::pair<std::string, torch::Tensor>> weights;
+  for (const auto& item : named_parameters()) {
+    weights.emplace_back(item.key(), item.value());
+  }
+  require_same(weights, group, "ranks that share " + shared + " have other weights",
+               "give every rank the same --seed and --init");
+}
+
 Boxes GptImpl::boxes() const {
   return shared_ ? Boxes{{"embedding", shared_->embedding->boxes().front().second}} : Boxes{};
 }
 
 torch::Tensor GptImpl::forward(const torch::Tensor& x_BT, const torch::Tensor& y_BT) {
+  const auto require_same_sample = [&](const RankGroup& group, const std::string& shared) {
+    require_same({{"x", x_BT}, {"y", y_BT.defined() ? y_BT : x_BT}}, group,
+                 "ranks that share " + shared + " were given different samples", "batches differ over dp only");
+  };
+  torch::Tensor own_x_BT = x_BT;  // T: of this rank
   if (shared_) {
-    const torch::Tensor y = y_BT.defined() ? y_BT : x_BT;
-    require_same({{"x", x_BT}, {"y", y}}, shared_->group, "ranks that share matrices were given different samples",
-                 "batches differ over dp only");
+    require_same_sample(shared_->group, "matrices");
   }
-  torch::Tensor h_BTD = shared_ ? shared_->embedding->forward(x_BT) : torch::embedding(embedding_VD_, x_BT);
+  if (sequence_) {
+    require_same_sample(sequence_->group, "sequences");
+    sequence_->sizes = zeroth::slice_sizes(x_BT.size(1), sequence_->group.size());
+    own_x_BT = sequence_->own_slice(x_BT);
+  }
+  torch::Tensor h_BTD = shared_ ? shared_->embedding->forward(own_x_BT) : torch::embedding(embedding_VD_, own_x_BT);
   for (auto& unit : units_) {
     h_BTD = unit->forward(h_BTD);
   }
@@ -237,14 +280,27 @@ torch::Tensor GptImpl::forward(const torch::Tensor& x_BT, const torch::Tensor& y
   if (logits_BTV.element_size() == 2) {
     logits_BTV = logits_BTV.to(torch::kFloat32);  // 16 bits are too few for a sum over the vocabulary
   }
-  if (shared_ && y_BT.defined()) {
-    return zeroth::libtorch::vocab_cross_entropy(logits_BTV.flatten(0, 1), y_BT.flatten(), shared_->group,
-                                                 {.vocab_sizes = shared_->sizes});
+  if (y_BT.defined()) {
+    return loss_of(logits_BTV, y_BT);
   }
   if (shared_) {
-    return zeroth::libtorch::gather_from_group(logits_BTV, -1, shared_->group, shared_->sizes);
+    logits_BTV = zeroth::libtorch::gather_from_group(logits_BTV, -1, shared_->group, shared_->sizes);
   }
-  return y_BT.defined() ? torch::cross_entropy_loss(logits_BTV.flatten(0, 1), y_BT.flatten()) : logits_BTV;
+  return sequence_ ? zeroth::libtorch::gather_from_group(logits_BTV, 1, sequence_->group, sequence_->sizes)
+                   : logits_BTV;
+}
+
+torch::Tensor GptImpl::loss_of(const torch::Tensor& logits_BTV, const torch::Tensor& y_BT) {
+  const torch::Tensor y = (sequence_ ? sequence_->own_slice(y_BT) : y_BT).flatten();
+  const torch::Tensor logits = logits_BTV.flatten(0, 1);
+  const torch::Tensor loss =
+      shared_ ? zeroth::libtorch::vocab_cross_entropy(logits, y, shared_->group, {.vocab_sizes = shared_->sizes})
+              : torch::cross_entropy_loss(logits, y);
+  if (!sequence_) {
+    return loss;
+  }
+  const double part = static_cast<double>(logits_BTV.size(1)) / static_cast<double>(y_BT.size(1));
+  return zeroth::libtorch::reduce_from_group(loss * part, sequence_->group);
 }
 
 }  // namespace gpt

@@ -85,15 +85,25 @@ class Rotary {
   torch::Tensor sin_T11h_{};
 };
 
+/// How ranks share a sequence: each has a slice of it, and in attention a part of the heads of all of it.
+/// Ref: Jacobs et al., "DeepSpeed Ulysses", 2023, section 3.
+struct SharedSequence {
+  zeroth::libtorch::RankGroup group;
+  std::vector<std::int64_t> sizes{};  ///< of each rank, in the forward that runs
+  [[nodiscard]] torch::Tensor own_slice(const torch::Tensor& x_BT) const;
+};
+
 /// Causal self-attention with queries, keys and values from one matrix.
 class AttentionImpl : public torch::nn::Module {
  public:
   AttentionImpl(const ModelOptions& options, std::shared_ptr<const Rotary> rotary);
   torch::Tensor forward(const torch::Tensor& x_BTD);
   void share(const zeroth::libtorch::RankGroup& group);
+  void share_sequence(std::shared_ptr<const SharedSequence> sequence) { sequence_ = std::move(sequence); }
 
  private:
   std::int64_t head_width_;
+  std::shared_ptr<const SharedSequence> sequence_{};
   std::shared_ptr<const Rotary> rotary_;
   Projection qkv_;
   Projection out_;
@@ -118,6 +128,9 @@ class BlockImpl : public torch::nn::Module {
   BlockImpl(const ModelOptions& options, std::shared_ptr<const Rotary> rotary);
   torch::Tensor forward(const torch::Tensor& x_BTD);
   void share(const zeroth::libtorch::RankGroup& group);
+  void share_sequence(std::shared_ptr<const SharedSequence> sequence) {
+    attention_->share_sequence(std::move(sequence));
+  }
 
  private:
   RmsNorm attention_norm_;
@@ -144,11 +157,18 @@ class GptImpl : public torch::nn::Module, public zeroth::libtorch::SplitModule {
   /// by the ranks, and kMismatch for ranks with other weights.
   /// Ref: Shoeybi et al., "Megatron-LM", 2019, section 3.
   void share(const zeroth::libtorch::RankGroup& group);
+  /// The group's ranks share each sequence; x and y are whole, and so are the loss and logits. Its gradient is this
+  /// rank's part: zeroth.mesh.sp has the engine add them up. After share(), before the engine is made. Throws, with
+  /// nothing changed, kUsage for more ranks than heads or tokens, and kMismatch for ranks with other weights.
+  void share_sequence(const zeroth::libtorch::RankGroup& group);
   [[nodiscard]] Boxes boxes() const override;
   /// Numbers of the whole model, also after share().
   [[nodiscard]] std::int64_t num_parameters() const { return num_parameters_; }
 
  private:
+  void require_same_weights(const zeroth::libtorch::RankGroup& group, const std::string& shared) const;
+  torch::Tensor loss_of(const torch::Tensor& logits_BTV, const torch::Tensor& y_BT);
+
   struct Vocabulary {
     zeroth::libtorch::RankGroup group;
     zeroth::libtorch::VocabEmbedding embedding;
@@ -158,6 +178,7 @@ class GptImpl : public torch::nn::Module, public zeroth::libtorch::SplitModule {
   ModelOptions options_;
   std::int64_t num_parameters_ = 0;
   std::optional<Vocabulary> shared_{};
+  std::shared_ptr<SharedSequence> sequence_{};
   torch::Tensor embedding_VD_{};
   torch::nn::ModuleList blocks_{};
   std::vector<zeroth::libtorch::Unit<Block>> units_{};

@@ -83,9 +83,10 @@ void add_run_arguments(CLI::App& app, Options& options, std::string& target) {
 void add_engine_arguments(CLI::App& app, Options& options, std::string& mesh) {
   app.add_option("--config", options.config_path, "Zeroth configuration (JSON); the arguments below win over it");
   app.add_option("--zero-stage", options.zero_stage, "0, 1, 2 or 3 (default 3)")->check(CLI::Range(0, 3));
-  app.add_option("--mesh", mesh,
-                 "the ranks as a grid, say \"dp=2,tp=2\": tp neighbours share the matrices of each layer and have one "
-                 "batch (default: dp alone)");
+  app.add_option(
+      "--mesh", mesh,
+      "the ranks as a grid, say \"dp=2,tp=2\": tp neighbours share the matrices of each layer, sp ranks each "
+      "sequence, and have one batch (default: dp alone)");
   app.add_option("--batch", options.batch, "sequences per rank and micro-step (default 8)")->check(CLI::PositiveNumber);
   app.add_option("--accumulate", options.accumulate, "micro-steps of a step (default 1)")->check(CLI::PositiveNumber);
   app.add_option("--dtype", options.dtype, "fp32, bf16, fp16 or fp64 (default fp32)")
@@ -119,16 +120,13 @@ std::map<std::string, int> read_mesh(const std::string& text) {
     const std::string part = text.substr(begin, end - begin);
     const std::size_t equals = std::min(part.find('='), part.size());
     const std::string name = part.substr(0, equals);
-    if (name == "sp") {
-      usage_error("the trainer splits no sequences: a mesh has the axes dp and tp", "--mesh", text);
-    }
     const char* const digits = part.data() + std::min(equals + 1, part.size());
     const char* const last = part.data() + part.size();
     int size = 0;
     const auto [stop, error] = std::from_chars(digits, last, size);
     const bool is_size = error == std::errc() && stop == last && size >= 1 && size <= kMost;
-    if ((name != "dp" && name != "tp") || !is_size || !axes.emplace(name, size).second) {
-      usage_error("a mesh is a list of the axes dp and tp with their sizes, as \"dp=2,tp=2\"", "--mesh", text);
+    if ((name != "dp" && name != "sp" && name != "tp") || !is_size || !axes.emplace(name, size).second) {
+      usage_error("a mesh is a list of the axes dp, sp and tp with their sizes, as \"dp=2,tp=2\"", "--mesh", text);
     }
     begin = end + 1;
   }

@@ -1,6 +1,5 @@
 #include "options.h"
 
-#include <zeroth/base/error.h>
 #include <zeroth/comm/mesh.h>
 #include <zeroth/engine/settings.h>
 
@@ -136,14 +135,7 @@ zeroth::MeshSpec find_mesh(int world_size, const Overrides& overrides) {
   for (const char* const size : sizes) {
     ones.push_back({.pointer = size, .json = "1", .origin = "zeroth-gpt"});
   }
-  const zeroth::Config config = overrides.config(ones);
-  ZR_CHECK(config.mesh.sp <= 1, zeroth::ErrorCode::kUsage,
-           "the trainer splits no sequences: a mesh has the axes dp and tp",
-           zeroth::ErrorContext{.where = "zeroth-gpt",
-                                .which = "/zeroth/mesh/sp",
-                                .got = std::to_string(config.mesh.sp),
-                                .hint = "zeroth.parallelize() splits the sequences of models of transformers"});
-  return zeroth::mesh_of(config, world_size);
+  return zeroth::mesh_of(overrides.config(ones), world_size);
 }
 
 // AdamW and a warmed-up cosine unless the file brings its own; betas as is usual for language models.

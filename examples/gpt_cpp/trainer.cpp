@@ -62,7 +62,7 @@ int use_threads(int world_size) {
   return threads;
 }
 
-// In the dtype of the run, with the weights of --init or those of the seed; the ranks of a mesh's tp share it.
+// In the dtype of the run, with the weights of --init or those of the seed; the ranks of a mesh's tp and sp share it.
 Gpt make_model(const Options& options, const Settings& settings, const zeroth::World& world) {
   const std::string& dtype = settings.dtype;
   Gpt model(ModelOptions{.layers = options.layers,
@@ -77,10 +77,15 @@ Gpt make_model(const Options& options, const Settings& settings, const zeroth::W
   if (!options.init_path.empty()) {
     load_weights(model, options.init_path);
   }
-  if (settings.config.mesh.tp > 1) {
-    const zeroth::Mesh mesh = world.mesh(zeroth::mesh_of(settings.config, world.size()),
-                                         zeroth::make_comm_options(settings.config, world.size()));
-    model->share(zeroth::libtorch::RankGroup(mesh.axis("tp")));
+  const zeroth::MeshSpec axes = zeroth::mesh_of(settings.config, world.size());
+  if (settings.data_ranks < world.size()) {
+    const zeroth::Mesh mesh = world.mesh(axes, zeroth::make_comm_options(settings.config, world.size()));
+    if (mesh.size("tp") > 1) {
+      model->share(zeroth::libtorch::RankGroup(mesh.axis("tp")));
+    }
+    if (mesh.size("sp") > 1) {
+      model->share_sequence(zeroth::libtorch::RankGroup(mesh.axis("sp")));
+    }
   }
   return model;
 }
@@ -187,7 +192,7 @@ class Trainer {
   Report report_;
   int threads_;
   Corpus corpus_;
-  int data_rank_;  // ranks that share matrices are neighbours, and have one batch
+  int data_rank_;  // ranks that share matrices or sequences are neighbours, and have one batch
   Gpt model_;
   GptEngine engine_;
   std::optional<double> target_{};

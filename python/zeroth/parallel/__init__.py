@@ -35,6 +35,7 @@ from zeroth.parallel.masks import SequenceMask, documents_of, documents_of_bound
 from zeroth.parallel.parallelize import Parallel, parallelize
 from zeroth.parallel.ring import ring_attention
 from zeroth.parallel.run_plan import PlanResult, pack_sequences, run_plan
+from zeroth.parallel.sample import require_same
 from zeroth.parallel.sbp import Broadcast, Partial, Split
 from zeroth.parallel.sequence_batches import SequenceBatches
 from zeroth.parallel.spatial import (
@@ -124,6 +125,7 @@ __all__ = [
     "reduce_from_group",
     "reduce_from_group_async",
     "reduce_scatter",
+    "require_same",
     "ring_attention",
     "ring_shift",
     "run_plan",

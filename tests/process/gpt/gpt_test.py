@@ -79,9 +79,9 @@ class GptTest(unittest.TestCase):
                     self.assertEqual(traces[stage], traces[0], f"stage {stage}")
 
     @tier.both
-    def test_ranks_share_the_matrices_as_one_process_has_them(self) -> None:
-        """tp=2 x dp=2 against two ranks with whole matrices, through checkpoints of either, too. float32: tp adds up
-        parts of products."""
+    def test_ranks_that_share_matrices_or_sequences_are_like_one(self) -> None:
+        """dp=2 with tp=2 and sp=2 against two ranks with whole matrices and sequences, through checkpoints of either,
+        too. float32: the ranks add up parts of products."""
 
         def losses(ranks: int, *arguments: str) -> list[float]:
             steps, final = self.train(ranks, "--steps", "5", *arguments)
@@ -95,22 +95,36 @@ class GptTest(unittest.TestCase):
             for one, other in zip(got, expected, strict=True):
                 self.assertAlmostEqual(one, other, delta=1e-5 * other)
 
-        exports = self.folder / "exports"
-        exports.mkdir()
         saved = ["--save-every", "2", "--accumulate", "2", "--checkpoints"]
         expected = losses(2, *saved, str(self.folder / "whole"))
-        runs = {}
-        for stage in (1, 2, 3) if tier.LONG else (0, 3):
-            mesh = ["--mesh", "dp=2,tp=2", "--zero-stage", str(stage)]
-            runs[stage] = losses(4, *mesh, *saved, str(self.folder / str(stage)), "--export", str(exports / str(stage)))
-            assert_close(runs[stage], expected)
-            self.assertEqual(runs[stage], next(iter(runs.values())), f"stage {stage}")
-            self.assertEqual((exports / str(stage)).read_bytes(), next(exports.iterdir()).read_bytes())
-        self.assertIn("ZeRO-3, 2 groups of 2 ranks x 2 micro-steps x 2 sequences = 8 sequences a step", self.output)
         self.assertGreater(abs(expected[0] - expected[-2]), 1e-2, "there was something to learn")
+        every = [("tp", 0), ("tp", 3), ("sp", 3), ("tp", 1), ("tp", 2), ("sp", 0), ("sp", 1), ("sp", 2)]
+        runs: dict[str, list[tuple[list[float], bytes]]] = {"tp": [], "sp": []}
+        for axis, stage in every[1:] if tier.LONG else every[:3]:
+            path = self.folder / f"{axis}{stage}"
+            arguments = ["--mesh", f"dp=2,{axis}=2", "--zero-stage", str(stage), "--export", f"{path}.safetensors"]
+            got = losses(4, *arguments, *saved, str(path))
+            assert_close(got, expected)
+            runs[axis].append((got, pathlib.Path(f"{path}.safetensors").read_bytes()))
+            self.assertEqual(runs[axis][-1], runs[axis][0], f"{axis}=2 at stage {stage}")
+        self.assertIn(", 2 groups of 2 ranks x 2 micro-steps x 2 sequences = 8 sequences a step", self.output)
         go_on = ["--accumulate", "2", "--resume"]
-        assert_close(losses(2, *go_on, str(self.folder / str(max(runs)) / "step-00000002")), expected[2:])
+        assert_close(losses(2, *go_on, str(self.folder / "tp3" / "step-00000002")), expected[2:])
         assert_close(losses(4, "--mesh", "tp=2", *go_on, str(self.folder / "whole" / "step-00000002")), expected[2:])
+
+    @tier.long
+    def test_a_sequence_and_its_matrices_are_shared_unevenly(self) -> None:
+        """Slices and heads of two sizes, and a prompt that is shorter than ranks."""
+        model = ["--heads", "6", "--d-model", "36", "--seq", "31", "--sample", "40", "--prompt", "d", "--dtype", "fp64"]
+        expected, _ = self.train(1, *model, "--steps", "4")
+        text = self.output.partition("--- sample")[2].partition("--- end")[0]
+        for ranks, mesh in ((4, "sp=4"), (4, "sp=2,tp=2"), (6, "sp=2,tp=3")):
+            got, _ = self.train(ranks, *model, "--steps", "4", "--mesh", mesh)
+            with self.subTest(mesh):
+                for step, other in zip(got, expected, strict=True):
+                    self.assertAlmostEqual(step["loss"], other["loss"], delta=1e-12)
+                    self.assertAlmostEqual(step["grad_norm"], other["grad_norm"], delta=1e-11)
+                self.assertEqual(self.output.partition("--- sample")[2].partition("--- end")[0], text)
 
     def test_records_say_what_was_asked_for(self) -> None:
         steps, final = self.train(2, "--steps", "3", "--accumulate", "2", "--zero-stage", "3")
@@ -216,6 +230,7 @@ class GptTest(unittest.TestCase):
             (64, "USAGE", ["--data", str(self.data), "--zero-stage", "4"]),
             (78, "CONFIG", ["--data", str(self.data), "--mesh", "dp=1"]),
             (65, "MODEL", ["--data", str(self.data), "--mesh", "tp=2", *MODEL, "--heads", "1"]),
+            (64, "USAGE", ["--data", str(self.data), "--mesh", "sp=2", *MODEL, "--heads", "1"]),
             (64, "USAGE", []),
         ):
             with self.subTest(arguments=arguments):
@@ -247,15 +262,18 @@ class GptTest(unittest.TestCase):
                 self.assertEqual(done.returncode, 76, done.stdout + done.stderr)
                 self.assertRegex(done.stderr, rf"ZEROTH ERROR \[MISMATCH\] rank=./3: the ranks differ in the {what}")
 
+    @tier.both
     def test_ranks_that_share_matrices_have_one_seed_and_one_sample(self) -> None:
         weights = self.folder / "weights"
         self.train(0, "--steps", "0", "--export", str(weights))
         wrapper = self.folder / "wrapper"
-        arguments = ["--data", str(self.data), *MODEL, "--steps", "2", "--mesh", "tp=2"]
-        for given, what, which in (
-            ([], "have other weights", "embedding on rank 1 of "),
-            (["--init", str(weights)], "were given different samples", "x on rank 1 of "),
-        ):
+        arguments = ["--data", str(self.data), *MODEL, "--steps", "2"]
+        same = ["--init", str(weights)]
+        every = [(["--mesh", f"{axis}=2", *given], given) for axis in ("tp", "sp") for given in ([], same)]
+        for given, init in tier.rows(every, [every[0], every[3]]):
+            shared = "matrices" if "tp=2" in given else "sequences"
+            what = f"{shared} were given different samples" if init else f"{shared} have other weights"
+            which = f"{'x' if init else 'embedding'} on rank 1 of "
             wrapper.write_text(f"#!/bin/sh\nexec {GPT} {shlex.join([*arguments, *given])} --seed $RANK\n")
             wrapper.chmod(0o755)
             done = subprocess.run([RUN, "-n", "2", wrapper], capture_output=True, text=True, timeout=60)
@@ -264,7 +282,7 @@ class GptTest(unittest.TestCase):
                 for rank in (0, 1):
                     self.assertRegex(
                         done.stderr,
-                        rf"ZEROTH ERROR \[MISMATCH\] rank={rank}/2: ranks that share matrices {what}.*which: {which}",
+                        rf"ZEROTH ERROR \[MISMATCH\] rank={rank}/2: ranks that share {what}.*which: {which}",
                     )
 
     def test_a_bare_world_variable_is_refused(self) -> None:

@@ -181,14 +181,14 @@ TEST(Settings, CompletesBatchSizesThatTheFileLeavesOpen) {
 }
 
 TEST(CommandLine, ReadsAMesh) {
-  EXPECT_EQ(parse({"--mesh", "dp=2,tp=4"}).options.mesh, (std::map<std::string, int>{{"dp", 2}, {"tp", 4}}));
+  EXPECT_EQ(parse({"--mesh", "dp=2,tp=4,sp=3"}).options.mesh,
+            (std::map<std::string, int>{{"dp", 2}, {"sp", 3}, {"tp", 4}}));
   EXPECT_EQ(parse({"--mesh", "tp=1048576"}).options.mesh, (std::map<std::string, int>{{"tp", 1 << 20}}));
   EXPECT_THAT(parse({}).options.mesh, IsEmpty());
   for (const char* const wrong : {"dp", "tp=", "tp=0", "tp=-2", "tp=+2", "tp=2,", ",tp=2", "tp=2,tp=2", "dp=2;tp=2",
                                   "pp=2", "tp=1048577", "tp=99999999999999999999", "tp=2 ", "=2"}) {
-    EXPECT_THAT(usage_error_of({"--mesh", wrong}), HasSubstr("list of the axes dp and tp")) << wrong;
+    EXPECT_THAT(usage_error_of({"--mesh", wrong}), HasSubstr("list of the axes dp, sp and tp")) << wrong;
   }
-  EXPECT_THAT(usage_error_of({"--mesh", "dp=2,sp=2"}), HasSubstr("splits no sequences"));
 }
 
 TEST(Settings, RanksThatShareTheMatricesHaveOneBatch) {
@@ -218,7 +218,7 @@ TEST(Settings, RanksThatShareTheMatricesHaveOneBatch) {
     return "nothing thrown";
   };
   EXPECT_THAT(text_of("{}", {"--mesh", "tp=3"}), HasSubstr("does not fit the number of ranks"));
-  EXPECT_THAT(text_of(R"({"zeroth": {"mesh": {"sp": 2}}})", {}), HasSubstr("splits no sequences"));
+  EXPECT_EQ(settings_of(R"({"zeroth": {"mesh": {"sp": 2}}})", 8, {"--mesh", "tp=2"}).batch, (Sizes{16, 8, 1}));
   EXPECT_THAT(text_of(R"({"train_batch_size": 25, "train_micro_batch_size_per_gpu": 5})", {"--mesh", "tp=2"}),
               HasSubstr("train_batch_size"));
 }
