@@ -115,7 +115,8 @@ class SharedSequence:
     """of each rank, in the forward that runs"""
 
     def own_slice(self, x_BT: Tensor) -> Tensor:
-        return x_BT.split(self.sizes, 1)[self.group.rank].contiguous()
+        own: Tensor = torch.split(x_BT, self.sizes, 1)[self.group.rank]  # type: ignore[no-untyped-call]
+        return own.contiguous()
 
 
 class Attention(nn.Module):
