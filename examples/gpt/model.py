@@ -115,7 +115,7 @@ class SharedSequence:
     """of each rank, in the forward that runs"""
 
     def own_slice(self, x_BT: Tensor) -> Tensor:
-        own: Tensor = torch.split(x_BT, self.sizes, 1)[self.group.rank]  # type: ignore[no-untyped-call]
+        own: Tensor = torch.split(x_BT, self.sizes, 1)[self.group.rank]
         return own.contiguous()
 
 

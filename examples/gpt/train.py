@@ -8,7 +8,8 @@ several hosts:
 
     zeroth-run --hostfile hosts python examples/gpt/train.py --data FOLDER
 
-With --mesh dp=2,tp=2 four ranks are two pairs, each of which has one batch and shares the matrices of every layer; with --mesh dp=2,sp=2 each pair shares its sequences.
+With --mesh dp=2,tp=2 four ranks are two pairs, each of which has one batch and shares the matrices of every layer;
+with --mesh dp=2,sp=2 each pair shares its sequences.
 
 Arguments, lines and records (--json) are those of zeroth-gpt, the same trainer in C++ (examples/gpt_cpp); --bar and
 --plot are here only. From the same arguments both give the same losses, gradient norms, samples and weights, bit for
