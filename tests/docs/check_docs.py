@@ -108,6 +108,13 @@ COMMANDS = {
         "tests/python/mpi_test.py",
         '"--backends", "shm,mpi"',
     ),
+    **dict.fromkeys(
+        [
+            "build/bin/zeroth-run -n 4 build/bin/zeroth-gpt --data FOLDER --mesh dp=2,tp=2 --checkpoints runs/a",
+            "build/bin/zeroth-run -n 2 build/bin/zeroth-gpt --data FOLDER --checkpoints runs/a --resume auto --steps 200",
+        ],
+        ("tests/process/gpt/gpt_test.py", "def test_ranks_that_share_matrices_or_sequences_are_like_one"),
+    ),
     "zeroth-trace traces --seconds 10": ("tests/python/waits_test.py", '"--seconds", "10"'),
     "zeroth doctor": ("tests/process/launcher/doctoring.py", 'DOCTOR, "doctor"'),
     **dict.fromkeys(
