@@ -111,7 +111,7 @@ COMMANDS = {
     **dict.fromkeys(
         [
             "build/bin/zeroth-run -n 4 build/bin/zeroth-gpt --data FOLDER --mesh dp=2,tp=2 --checkpoints runs/a",
-            "build/bin/zeroth-run -n 2 build/bin/zeroth-gpt --data FOLDER --checkpoints runs/a --resume auto --steps 200",
+            "build/bin/zeroth-run -n 2 build/bin/zeroth-gpt --data FOLDER --checkpoints runs/a --resume auto --steps 200",  # noqa: E501
         ],
         ("tests/process/gpt/gpt_test.py", "def test_ranks_that_share_matrices_or_sequences_are_like_one"),
     ),
