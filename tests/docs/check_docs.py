@@ -124,13 +124,6 @@ COMMANDS = {
         ],
         ("tests/process/launcher/doctor_hosts_test.py", 'self.doctor("--params", "7e9"'),
     ),
-    **dict.fromkeys(
-        [
-            "build/bin/zeroth-run -n 4 build/bin/zeroth-gpt --data FOLDER --mesh dp=2,tp=2 --checkpoints runs/a",
-            "build/bin/zeroth-run -n 2 build/bin/zeroth-gpt --data FOLDER --checkpoints runs/a --resume auto --steps 200",  # noqa: E501
-        ],
-        ("tests/process/gpt/gpt_test.py", '"--mesh", "dp=2,tp=2"'),
-    ),
     **{
         f"zeroth ckpt {command}": ("tests/python/ckpt_test.py", text)
         for command, text in {
