@@ -36,7 +36,7 @@ constexpr std::string_view kCheckpoint =
 constexpr std::string_view kActivations = "Zeroth does not touch activations; recompute in the model";
 constexpr std::string_view kRule = "this variant of the update is not built";
 constexpr std::string_view kParallel = "pipelines and experts are not built";
-constexpr std::string_view kSplit = "zeroth.parallelize() finds the plan and takes corrections of it";
+constexpr std::string_view kSplit = "plan and corrections are arguments of zeroth.parallelize()";
 constexpr std::string_view kMasters = "masters, moments and accumulated gradients are fp32";
 
 constexpr std::array kKeys{
