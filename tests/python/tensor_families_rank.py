@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -69,7 +69,7 @@ BOUND = 1e-5
 """relative to the largest; losses of transformers are float32"""
 
 
-def check(name: str, world: zeroth.World) -> None:
+def check(name: str, world: zeroth.World, norms: Literal["whole", "split"] = "whole") -> None:
     kind, options, whole = FAMILIES[name]
     torch.manual_seed(1)
     model: nn.Module = getattr(transformers, kind)(getattr(transformers, f"{name}Config")(**options))
@@ -86,7 +86,7 @@ def check(name: str, world: zeroth.World) -> None:
     expected = plain(input_ids=tokens, labels=tokens).loss
     expected.backward()
     config = {"zero_optimization": {"stage": 3}, "zeroth": {"mesh": {"tp": 2}}}
-    done = zeroth.parallelize(model, config, world=world)
+    done = zeroth.parallelize(model, config, world=world, norms=norms)
     assert done.plan is not None
     left = {
         share.name.rpartition(".")[2] for share in done.plan.shares if share.role == "whole" and ".0." in share.name

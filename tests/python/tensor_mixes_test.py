@@ -33,6 +33,10 @@ class Mixes(job.RankTest):
         self.run_well(4, "tensor_rank.py", "norms", "ring", "half", "mixes")
 
     @tier.long
+    def test_norms_of_thirty_families(self) -> None:
+        self.run_well(2, "norm_families_rank.py")
+
+    @tier.long
     def test_eight_ranks(self) -> None:
         self.run_well(8, "tensor_rank.py", "eight")
 

@@ -24,6 +24,8 @@ class Region:
     """the module whose first input is gathered"""
     whole_input: bool
     """it is gathered at its begin; else where a column takes it"""
+    apart: bool
+    """each token is computed by itself: no attention"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,12 +61,10 @@ def find_norm_plan(model: nn.Module, plan: TensorPlan) -> NormPlan:
         _require_known(path, block, modules, regions, inside, roles)
     parts: list[str] = []
     for path, block in blocks.items():
-        for name, _ in block.named_parameters():
-            owner, _, kind = f"{path}.{name}".rpartition(".")
-            if roles.get(owner) == "summed":
-                continue
-            if owner not in inside or (kind == "bias" and roles[owner] == "row"):
-                parts.append(f"{path}.{name}")
+        for name, module in block.named_modules(prefix=path):
+            parts += [one for one in _whole(name, module, roles) if name not in inside]
+            if roles.get(name) == "row" and getattr(module, "bias", None) is not None:
+                parts.append(f"{name}.bias")
     outer = next(iter(around))
     last = _norm_after(model.get_submodule(outer), outer, next(iter(lists)))
     if last:
@@ -93,21 +93,25 @@ def _regions(
             _refuse(row, "column-parallel layers in its block", "none")
         taken.update(columns)
         entry = _common(columns)
-        own = {*columns, row}
-        alone = entry != block and all(
-            name in own or roles.get(name) == "summed" or not list(module.parameters(recurse=False))
+        others = [
+            parameter
             for name, module in modules.items()
-            if name == entry or name.startswith(f"{entry}.")
-        )
-        if not alone and len(columns) > 1 and is_attention(modules[entry]):
-            others = [
-                name
-                for name, module in modules.items()
-                if name.startswith(f"{entry}.") and name not in own and roles.get(name) != "summed"
-                and list(module.parameters(recurse=False))
-            ]  # fmt: skip
+            if (name == entry or name.startswith(f"{entry}.")) and name not in {*columns, row}
+            for parameter in _whole(name, module, roles)
+        ]
+        alone = entry != block and not others
+        if others and is_attention(modules[entry]):
             _refuse(entry, "an attention all of whose layers are shared", f"{', '.join(others[:3])} left whole")
-        yield Region(row, tuple(columns), entry, alone)
+        names = row.split(".")
+        inner = [".".join(names[:count]) for count in range(block.count(".") + 2, len(names))]
+        yield Region(row, tuple(columns), entry, alone, not any(is_attention(modules[name]) for name in inner))
+
+
+def _whole(path: str, module: nn.Module, roles: Mapping[str, str]) -> list[str]:
+    """Names of a module's own parameters that ranks neither share nor sum."""
+    named = [f"{path}.{name}" for name, _ in module.named_parameters(recurse=False)]
+    known = ("summed", "heads")
+    return [] if roles.get(path) in known else [name for name in named if roles.get(name) not in known]
 
 
 def _common(names: Sequence[str]) -> str:
@@ -148,7 +152,7 @@ def _require_known(
             linear = any(is_linear(one) for one in module.modules())
             if linear and not any(name.startswith(f"{one.entry}.") or name == one.entry for one in regions):
                 _refuse(name, "attention that ranks share", "one that is whole")
-        if name in inside or roles.get(name) == "summed" or not list(module.parameters(recurse=False)):
+        if name in inside or not _whole(name, module, roles):
             continue
         vectors = all(parameter.dim() == 1 for parameter in module.parameters(recurse=False))
         if not (_is_norm(module) or is_linear(module) or (name == path and vectors)):

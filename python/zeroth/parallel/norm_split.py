@@ -5,7 +5,7 @@ behind a row-parallel layer becomes a reduce_scatter along the sequence, and in 
 comes an all_gather: together the bytes of the sum.
 """
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -30,11 +30,15 @@ class SplitNorms:
     def __init__(self, model: nn.Module, group: _C.Communicator, axis: str, plan: NormPlan) -> None:
         """The layers of `plan` are shared already. `axis`: name of the group in the mesh."""
         self.group = group
+        self._batch = 0
         self._sizes: list[int] | None = None
+        """tokens of each rank, inside of a forward"""
+        self._region: tuple[int, list[int]] = (1, [])
+        """dimension and tokens of each rank, of what was gathered last"""
         self._random: torch.Tensor | None = None
         for region in plan.regions:
             columns = [_layer(model, name, ColumnLinear) for name in region.columns]
-            entry = _GatheredInput(model.get_submodule(region.entry), self)
+            entry = _GatheredInput(model.get_submodule(region.entry), self, region.apart)
             for column in columns:
                 column.shared_input = entry
             row = _layer(model, region.row, RowLinear)
@@ -51,57 +55,59 @@ class SplitNorms:
         """Groups are not copied; nothing is kept beyond a forward."""
         return self
 
-    def enter(self, x: torch.Tensor) -> torch.Tensor:
-        """x, this rank's slice, whole. Its gradient is the slice of the sum of what the ranks compute."""
-        return all_gather(x, 1, self.group, self._sizes_of(x))
+    def enter(self, x: torch.Tensor, apart: bool) -> torch.Tensor:
+        """x, this rank's slice, whole. Its gradient is the slice of the sum of what the ranks compute. `apart`: tokens
+        may come in any order. So they do where a block has made [B n, size] of [B, n, size]; leave() knows that."""
+        if x.dim() == 2 and not apart:
+            self._refuse("an attention is not given a sequence", "[batch, tokens, size]", x, "whole norms")
+        self._region = self._slices_of(x)
+        return all_gather(x, self._region[0], self.group, self._region[1])
 
     def leave(self, parts: torch.Tensor) -> torch.Tensor:
         """This rank's slice of the sum over the ranks."""
-        if parts.dim() != 3 or (not _is_recomputed() and (self._sizes is None or parts.shape[1] != sum(self._sizes))):
-            refuse(
+        dim, sizes = self._region
+        if parts.dim() != dim + 2 or parts.shape[dim] != sum(sizes):
+            self._refuse(
                 "a layer that ranks share does not give the whole sequence",
-                where=_WHERE,
-                who=who(self.group),
-                which='norms="split"',
-                expected="[batch, sequence, size] of all tokens"
-                if self._sizes is None
-                else f"{sum(self._sizes)} tokens",
-                got=list(parts.shape),
-                hint='tiles of a sequence and calls from outside of the blocks need norms="whole"',
+                f"{sum(sizes)} tokens",
+                parts,
+                "tiles of a sequence and calls from outside of the blocks need whole norms",
             )
-        return reduce_scatter(parts, 1, self.group, slice_sizes(parts.shape[1], self.group.size))
+        return reduce_scatter(parts, dim, self.group, sizes)
 
-    def _sizes_of(self, x: torch.Tensor) -> list[int]:
-        """Tokens of each rank. Computed again for backward, x may be of an earlier forward: then ranks ask."""
-        if x.dim() == 3 and _is_recomputed():
-            return self.group.all_gather(torch.tensor([x.shape[1]])).tolist()
-        if self._sizes is None or x.dim() != 3 or x.shape[1] != self._sizes[self.group.rank]:
-            refuse(
+    def _slices_of(self, x: torch.Tensor) -> tuple[int, list[int]]:
+        """Dimension, and tokens of each rank. Computed again for backward, x may be of another forward: ranks ask."""
+        dim = x.dim() - 2
+        if dim in (0, 1) and _is_recomputed():
+            return dim, self.group.all_gather(torch.tensor([x.shape[dim]])).tolist()
+        sizes = [(self._batch if dim == 0 else 1) * size for size in self._sizes or ()]
+        if not sizes or dim not in (0, 1) or x.shape[dim] != sizes[self.group.rank]:
+            self._refuse(
                 "a block was not given this rank's slice of the sequence",
-                where=_WHERE,
-                who=who(self.group),
-                which='norms="split"',
-                expected="[batch, tokens, size] from the first block on"
-                + ("" if self._sizes is None else f", {self._sizes} tokens"),
-                got=list(x.shape),
-                hint='norms="whole" for models that call blocks in other ways',
+                "[batch, tokens, size] from the first block on" + (f", {sizes} tokens" if sizes else ""),
+                x,
+                "whole norms for models that call blocks in other ways",
             )
-        return self._sizes
+        return dim, sizes
+
+    def _refuse(self, message: str, expected: str, got: torch.Tensor, hint: str) -> NoReturn:
+        refuse(
+            message,
+            where=_WHERE,
+            who=who(self.group),
+            which='norms="split"',
+            expected=expected,
+            got=list(got.shape),
+            hint=hint,
+        )
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         def cut(x: torch.Tensor) -> torch.Tensor:
             if x.dim() != 3:
-                refuse(
-                    "the first block is not given a sequence",
-                    where=_WHERE,
-                    who=who(self.group),
-                    which='norms="split"',
-                    expected="[batch, sequence, size]",
-                    got=list(x.shape),
-                )
+                self._refuse("the first block is not given a sequence", "[batch, sequence, size]", x, "whole norms")
             sizes = slice_sizes(x.shape[1], self.group.size)
             if not _is_recomputed():
-                self._sizes = sizes
+                self._batch, self._sizes = x.shape[0], sizes
             return split_to_group(x, 1, self.group, sizes)
 
         if module.training:
@@ -119,7 +125,7 @@ class SplitNorms:
         if self._sizes is None and not _is_recomputed():  # called from elsewhere
             return None
         hidden = output if isinstance(output, torch.Tensor) else output[0]
-        whole = gather_from_group(hidden, 1, self.group, self._sizes_of(hidden))
+        whole = gather_from_group(hidden, 1, self.group, self._slices_of(hidden)[1])
         if not _is_recomputed():
             self._stop()
         return whole if isinstance(output, torch.Tensor) else (whole, *output[1:])
@@ -134,9 +140,10 @@ class SplitNorms:
 class _GatheredInput(SharedInput):
     """The input of column layers, gathered once for all of them."""
 
-    def __init__(self, entry: nn.Module, norms: SplitNorms) -> None:
+    def __init__(self, entry: nn.Module, norms: SplitNorms, apart: bool) -> None:
         super().__init__(entry, norms.group)
         self._norms = norms
+        self._apart = apart
         self._whole: list[torch.Tensor] = []
 
     def enter_first(
@@ -145,7 +152,7 @@ class _GatheredInput(SharedInput):
         """A hook: the module gets the whole sequence."""
 
         def gather(x: torch.Tensor) -> torch.Tensor:
-            self._whole = [self._norms.enter(x)]
+            self._whole = [self._norms.enter(x, self._apart)]
             return self._whole[0]
 
         return _with_first(args, kwargs, gather)
@@ -156,7 +163,7 @@ class _GatheredInput(SharedInput):
         return super().enter(x)
 
     def _entered_of(self, x: torch.Tensor) -> torch.Tensor:
-        return self._norms.enter(x)
+        return self._norms.enter(x, self._apart)
 
     def _end(self, *_: Any) -> None:
         super()._end()
