@@ -64,6 +64,22 @@ def check(axis: str, world: zeroth.World) -> None:
     assert model(input_ids=tokens, labels=tokens).loss.isfinite()  # the group goes on
 
 
+def check_ways(world: zeroth.World) -> None:
+    model = tensor_rank.made("llama")
+    for words, sequence in (
+        (("a grid does not fit", "divisor of sp=4: 1, 2, 4", "got: 3"), {"method": "grid", "ulysses": 3}),
+        (("its method does not use", "method ring, ulysses 2"), {"method": "ring", "ulysses": 2}),
+        (("its method does not use", "method ulysses, ulysses 0, order token"), {"order": "token"}),
+        (("sequence/method", "star"), {"method": "star"}),
+    ):
+        with named("CONFIG", *words):
+            zeroth.parallelize(model, {"zeroth": {"mesh": {"sp": 4}, "sequence": sequence}}, world=world)
+    with named("USAGE", "no such method", "ulysses, ring, grid", "star"):
+        zeroth.parallelize(model, {"zeroth": {"mesh": {"sp": 4}}}, world=world, method="star")  # type: ignore[arg-type]
+    done = zeroth.parallelize(model, {"zeroth": {"mesh": {"sp": 4}}}, world=world, method="grid", ulysses=2)
+    assert "sequences over 4 ranks: grid" in str(done), done
+
+
 def check_random(world: zeroth.World) -> None:
     model = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(vocab_size=97, n_positions=32, n_embd=32, n_layer=1, n_head=4)
@@ -116,6 +132,7 @@ def main() -> None:
     world.mesh({"dp": world.size}).axis("dp").barrier()  # all have imported everything
     for axis in ("tp", "sp"):
         check(axis, world)
+    check_ways(world)
     check_random(world)
     check_tiles(world)
     check_seeds_of_sp(world)

@@ -137,6 +137,8 @@ def check_refusals(world: zeroth.World) -> None:
             split(tensor_rank.made(name), world, **more)
 
     no("t5", "slices of the sequence.*T5ForConditionalGeneration.*an encoder and a decoder.*norms=.whole")
+    text = str(split(tensor_rank.made("gpt2"), world))
+    assert "slices of the sequence from transformer.h.0 to transformer.ln_f" in text, text
     whole = {"model.layers.*.self_attn.*": "whole"}
     no("llama", "slices of the sequence.*layers.0.self_attn; expected: attention that ranks share", corrections=whole)
     part = {"model.layers.1.self_attn.k_proj": "whole"}

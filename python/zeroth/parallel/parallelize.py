@@ -12,7 +12,7 @@ from torch import nn
 from zeroth import _C, _boxes, _deferred
 from zeroth._config import ConfigLike, to_config
 from zeroth.parallel._refuse import refuse
-from zeroth.parallel.norm_plan import find_norm_plan
+from zeroth.parallel.norm_plan import NormPlan, find_norm_plan
 from zeroth.parallel.norm_split import SplitNorms
 from zeroth.parallel.sample import require_same
 from zeroth.parallel.sequence_way import SequenceWay
@@ -35,18 +35,29 @@ _INPUTS = ("input_ids", "inputs_embeds", "position_ids", "attention_mask", "labe
 class Parallel:
     """What parallelize() did to a model."""
 
-    def __init__(self, model: nn.Module, mesh: _C.Mesh, plan: TensorPlan | None, sequence: SplitModel | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        mesh: _C.Mesh,
+        plan: TensorPlan | None,
+        sequence: SplitModel | None,
+        norms: NormPlan | None = None,
+    ) -> None:
         self.model = model
         self.mesh = mesh
         self.plan = plan
         """of tp; None without it"""
         self.sequence = sequence
         """of sp; None without it"""
+        self.norms = norms
+        """where tp ranks work on slices of the sequence; None where norms are whole"""
 
     def __str__(self) -> str:
         lines = ["mesh: " + " x ".join(f"{axis}={size}" for axis, size in self.mesh.sizes.items())]
         if self.plan is not None:
             lines.append(self.plan.text(self.mesh.size("tp")))
+        if self.norms is not None:
+            lines.append(f"slices of the sequence from {self.norms.first} to {self.norms.last}")
         if self.sequence is not None:
             lines.append(f"sequences over {self.mesh.size('sp')} ranks: {self.sequence.binding.method}")
         return "\n".join(lines)
@@ -133,7 +144,7 @@ def parallelize(
     if verify is not None and expected is not None:
         got = outputs_of(model, verify)
         require_equal(model, expected, got if sequence is None else [sequence.gather(one) for one in got[:1]], mesh)
-    return Parallel(model, mesh, found, sequence)
+    return Parallel(model, mesh, found, sequence, slices)
 
 
 class _TensorSplit:
