@@ -146,9 +146,9 @@ void Engine::allocate_groups() {
       return numbers[static_cast<std::size_t>(index)];
     };
     group.parameters().set_before_gather([this, &group, number](int unit) {
-      // By its first flat, which says the group too.
-      const int flat = group.layout().unit_flats[static_cast<std::size_t>(unit)].at(0);
-      uneven_join_->announce(own_->gather, number(group.part().flats, flat));
+      // By its first flat, which says the group too. A unit without parameters has nothing to gather.
+      const std::vector<int>& flats = group.layout().unit_flats[static_cast<std::size_t>(unit)];
+      if (!flats.empty()) uneven_join_->announce(own_->gather, number(group.part().flats, flats.front()));
     });
     group.gradients().set_before_reduce(
         [this, &group, number](int flat) { uneven_join_->announce(own_->reduce, number(group.part().flats, flat)); });
