@@ -7,7 +7,7 @@ import torch
 
 from zeroth import _C
 
-__all__ = ["Form", "form_of", "pack", "shift", "size_of", "unpack"]
+__all__ = ["Form", "exchange", "form_of", "pack", "shift", "size_of", "unpack"]
 
 Form = list[tuple[tuple[int, ...], torch.dtype]]
 """shape and dtype of each tensor of a message"""
@@ -52,6 +52,12 @@ def shift(message: torch.Tensor, size: int, by: int, group: _C.Communicator) -> 
     out = torch.empty(size, dtype=torch.uint8)
     to, source = (group.rank + by) % group.size, (group.rank - by) % group.size
     return group.send_recv(message, to, out, source)
+
+
+def exchange(tensors: Sequence[torch.Tensor], form: Form, by: int, group: _C.Communicator) -> list[torch.Tensor]:
+    """Gives the tensors to the rank `by` further on, around, and returns those of `form` that come from the rank `by`
+    before. A call of all ranks; blocks."""
+    return unpack(shift(pack(tensors), size_of(form), by, group), form)
 
 
 def size_of(form: Form) -> int:

@@ -74,10 +74,15 @@ def merge(part: Part, other: Part) -> Part:
     return part
 
 
-def _tiles(queries: range) -> Iterator[tuple[int, range]]:
-    """Parts of a range, each with its offset in it."""
+def _tiles(
+    mask: SequenceMask, queries: range, keys: range, device: torch.device
+) -> Iterator[tuple[slice, range, Block]]:
+    """Parts of the queries that see some of the keys: their rows, which they are, and what they see."""
     for start in range(0, len(queries), _TILE):
-        yield start, queries[start : start + _TILE]
+        tile = queries[start : start + _TILE]
+        seen = _of_tile(mask, tile, keys, device)
+        if not (isinstance(seen, str) and seen == "none"):
+            yield slice(start, start + len(tile)), tile, seen
 
 
 def _scores(
@@ -134,11 +139,7 @@ def attend(
         )
         return Part(out, lse)
     part = empty_part(q, v.shape[-1])
-    for start, tile in _tiles(queries):
-        seen = _of_tile(rule.mask, tile, keys, q.device)
-        if isinstance(seen, str) and seen == "none":
-            continue
-        rows = slice(start, start + len(tile))
+    for rows, tile, seen in _tiles(rule.mask, queries, keys, q.device):
         scores = _scores(q[:, :, rows], k, rule, seen, tile, keys)
         top = scores.amax(-1, keepdim=True)
         top = torch.where(top == -torch.inf, 0, top)
@@ -197,11 +198,7 @@ def attend_backward(
         return True
     lse = torch.where(whole.lse == -torch.inf, torch.inf, whole.lse)[..., None]
     delta = (grad * whole.out).sum(-1, keepdim=True)
-    for start, tile in _tiles(queries):
-        seen = _of_tile(rule.mask, tile, keys, q.device)
-        if isinstance(seen, str) and seen == "none":
-            continue
-        rows = slice(start, start + len(tile))
+    for rows, tile, seen in _tiles(rule.mask, queries, keys, q.device):
         scores = _scores(q[:, :, rows], k, rule, seen, tile, keys)
         slope = None if rule.softcap is None else _slope(q[:, :, rows], k, rule)
         chances = scores.sub_(lse[:, :, rows]).exp_()

@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 import torch
 
 from zeroth import _C
+from zeroth._C import slice_sizes
 
 __all__ = ["Layout", "part_range", "part_sizes", "sequence_indices", "sequence_sizes"]
 
@@ -31,8 +32,7 @@ def part_sizes(length: int, parts: int) -> list[int]:
             expected="a length from 0 and parts from 1",
             got=f"length {length}, parts {parts}",
         )
-    each, more = divmod(length, parts)
-    return [each + (part < more) for part in range(parts)]
+    return slice_sizes(length, parts)
 
 
 def part_range(length: int, parts: int, part: int) -> tuple[int, int]:

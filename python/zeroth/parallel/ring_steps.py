@@ -155,8 +155,7 @@ def _keys_travel_back(
         last = step == size
         travelling = [grads.k, grads.v] + ([] if last else blocks)
         form = [_with_tokens(tensor, lengths[source]) for tensor in travelling]
-        message = _wire.shift(_wire.pack(travelling), _wire.size_of(form), 1, ring.group)
-        grads.k, grads.v, *blocks = _wire.unpack(message, form)
+        grads.k, grads.v, *blocks = _wire.exchange(travelling, form, 1, ring.group)
         if not last:
             ring.backward(grad, (q, *blocks), whole, grads, rank, source)
     return grads
@@ -174,9 +173,8 @@ def _queries_travel(ring: Ring, q: torch.Tensor, k: torch.Tensor, v: torch.Tenso
         (theirs,) = _wire.unpack(message, form)
         of_theirs = empty_part(theirs, v.shape[-1])
         ring.forward(theirs, k, v, of_theirs, source, rank)
-        form = _wire.form_of(back)
-        answer = _wire.shift(_wire.pack([of_theirs.out, of_theirs.lse]), _wire.size_of(form), -step, ring.group)
-        merge(part, Part(*_wire.unpack(answer, form)))
+        answer = _wire.exchange([of_theirs.out, of_theirs.lse], _wire.form_of(back), -step, ring.group)
+        merge(part, Part(*answer))
     return part
 
 
@@ -193,13 +191,10 @@ def _queries_travel_back(
     for step in range(1, size):
         source = (rank - step) % size
         form = [_with_tokens(tensor, lengths[source]) for tensor in travelling]
-        message = _wire.shift(_wire.pack(travelling), _wire.size_of(form), 1, ring.group)
-        travelling = _wire.unpack(message, form)
+        travelling = _wire.exchange(travelling, form, 1, ring.group)
         their_q, their_grad, their_out, their_lse = travelling
         theirs = Gradients(torch.zeros_like(their_q, dtype=dtype), grads.k, grads.v)
         their_whole = Part(*_wide(their_out, their_lse))
         ring.backward(their_grad, (their_q, k, v), their_whole, theirs, source, rank)
-        form = _wire.form_of([grads.q])
-        answer = _wire.shift(_wire.pack([theirs.q]), _wire.size_of(form), -step, ring.group)
-        grads.q += _wire.unpack(answer, form)[0]
+        grads.q += _wire.exchange([theirs.q], _wire.form_of([grads.q]), -step, ring.group)[0]
     return grads

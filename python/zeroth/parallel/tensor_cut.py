@@ -27,13 +27,16 @@ class Cut:
 
     def sizes(self, length: int) -> list[int]:
         """Indices of each rank, of a block of `length`."""
-        sizes = slice_sizes(length // self.grain, self.ranks // self.copies)
-        return [size * self.grain for size in sizes for _ in range(self.copies)]
+        return [size for size in self._different(length) for _ in range(self.copies)]
 
     def range_of(self, length: int) -> tuple[int, int]:
         """Where this rank's indices of a block of `length` begin, and how many there are."""
-        sizes = self.sizes(length)
-        return sum(sizes[: self.rank : self.copies][: self.rank // self.copies]), sizes[self.rank]
+        sizes, own = self._different(length), self.rank // self.copies
+        return sum(sizes[:own]), sizes[own]
+
+    def _different(self, length: int) -> list[int]:
+        """Of ranks that have different indices."""
+        return [size * self.grain for size in slice_sizes(length // self.grain, self.ranks // self.copies)]
 
     def take(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
         """This rank's part, a contiguous copy."""

@@ -94,15 +94,12 @@ def _first(holder: Any, names: tuple[str, ...]) -> int:
 def _needs_all_heads(attention: nn.Module) -> str:
     """Why it cannot run with some of its heads; "" if it can."""
     takes = inspect.signature(attention.forward).parameters
-    for bias in ("alibi", "position_bias"):
-        own = any(isinstance(one, nn.Embedding) for one in attention.modules())
-        if (
-            bias in takes
-            and not own
-            and not (bias == "alibi" and getattr(_config_of(attention), "alibi", None) is False)
-        ):
-            if bias == "alibi" or takes[bias].default is inspect.Parameter.empty:
-                return f"it is given {bias} of all heads"
+    makes_its_own = any(isinstance(one, nn.Embedding) for one in attention.modules())
+    if "alibi" in takes and not makes_its_own and getattr(_config_of(attention), "alibi", None) is not False:
+        return "it is given alibi of all heads"
+    bias = takes.get("position_bias")
+    if bias is not None and not makes_its_own and bias.default is inspect.Parameter.empty:
+        return "it is given position_bias of all heads"
     if type(attention).__name__ == "CodeGenAttention":
         return "its matrix has the heads of four old accelerators, one after the other"
     return ""
