@@ -25,6 +25,7 @@ from zeroth.parallel.split_checks import (
     require_known,
     require_model,
 )
+from zeroth.parallel.verify import difference, evaluating
 from zeroth.parallel.vocab_loss import cross_entropy_sum
 
 __all__ = ["SplitModel", "split_sequence"]
@@ -91,20 +92,15 @@ class SplitModel:
         the largest difference of the logits, relative to the largest logit. A call of all ranks, for a look at a model
         that nobody has split before. Raises Error MODEL if the difference is above `bound`."""
         inputs = {name: value for name, value in inputs.items() if name not in CONSUMED}
-        training = self.model.training
-        self.model.eval()
-        try:
-            with torch.no_grad():
-                self.remove()
-                try:
-                    whole = self.model(**inputs, **({"use_cache": False} if self._has_cache else {})).logits
-                finally:
-                    self._attach()
-                split = self.gather(self.model(**inputs).logits)
-        finally:
-            self.model.train(training)
-        difference = float((split - whole).abs().max() / whole.abs().max().clamp(min=1e-30))
-        if not difference <= bound:
+        with evaluating(self.model):
+            self.remove()
+            try:
+                whole = self.model(**inputs, **({"use_cache": False} if self._has_cache else {})).logits
+            finally:
+                self._attach()
+            split = self.gather(self.model(**inputs).logits)
+        found = difference(whole, split)
+        if not found <= bound:
             refuse(
                 "a model gives other logits with its sequence split",
                 code="MODEL",
@@ -112,10 +108,10 @@ class SplitModel:
                 who=who(self.group),
                 which=type(self.model).__name__,
                 expected=f"a relative difference of at most {bound}",
-                got=difference,
+                got=found,
                 hint="something in it looks along the sequence besides its attention: keep its sequence whole",
             )
-        return difference
+        return found
 
     def gather(self, tensor: torch.Tensor, dim: int = 1) -> torch.Tensor:
         """All tokens, in their order, of a tensor that has this rank's tokens of the last forward along `dim`: logits,

@@ -1,6 +1,7 @@
 """Whether a model gives the same outputs after it has been split."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -9,10 +10,28 @@ from torch import nn
 from zeroth import _C
 from zeroth.parallel._refuse import refuse
 
-__all__ = ["outputs_of", "require_equal"]
+__all__ = ["difference", "evaluating", "outputs_of", "require_equal"]
 
 _BOUND = {torch.float64: 1e-9, torch.float32: 1e-4}
 """largest difference, relative to the largest output; 16-bit types: 5 %"""
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Without dropout and gradients; afterwards each module trains, or does not, as before."""
+    training = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, was in training.items():
+            module.training = was
+
+
+def difference(expected: torch.Tensor, got: torch.Tensor) -> float:
+    """The largest, relative to the largest that is expected."""
+    return float((got - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
 
 
 def outputs_of(model: nn.Module, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -25,14 +44,8 @@ def outputs_of(model: nn.Module, inputs: Mapping[str, Any]) -> list[torch.Tensor
             expected="a model with values",
             got="one that zeroth.deferred() has built",
         )
-    training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            made = model(**inputs)
-    finally:
-        for module, was in training.items():
-            module.training = was
+    with evaluating(model):
+        made = model(**inputs)
     leaves = [made.logits] if hasattr(made, "logits") else torch.utils._pytree.tree_leaves(made)
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
 
@@ -41,9 +54,7 @@ def require_equal(model: nn.Module, expected: list[torch.Tensor], got: list[torc
     """Raises Error MODEL on all ranks if one of them has other outputs."""
     worst = 0.0
     for one, other in zip(expected, got, strict=False):
-        scale = one.abs().max().clamp(min=1e-30)
-        same = one.shape == other.shape
-        worst = max(worst, float((one - other).abs().max() / scale) if same else float("inf"))
+        worst = max(worst, difference(one, other) if one.shape == other.shape else float("inf"))
     worst = float(mesh.world.all_reduce(torch.tensor([worst], dtype=torch.float64), "max"))
     bound = _BOUND.get(expected[0].dtype, 0.05) if expected else 0.0
     if not expected or not worst <= bound:
