@@ -7,14 +7,13 @@ collectives_rank.py order WHAT    rank 1 makes another call than the others
 
 from __future__ import annotations
 
-import contextlib
-import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+from refusing import refused
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -40,16 +39,6 @@ def total(parts: Tensors) -> torch.Tensor:
 def same(got: torch.Tensor | None, expected: torch.Tensor) -> None:
     assert got is not None and got.dtype == expected.dtype and got.shape == expected.shape, (got, expected)
     assert torch.equal(got, expected), (got, expected)
-
-
-@contextlib.contextmanager
-def refused(code: str, text: str) -> Iterator[None]:
-    try:
-        yield
-    except zeroth.Error as error:
-        assert error.code == code and re.search(text, str(error)), f"{error}\nis not {code} {text}"
-        return
-    raise AssertionError(f"not refused: {text}")
 
 
 class Case:

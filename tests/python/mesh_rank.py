@@ -7,15 +7,14 @@ mesh_rank.py raises    rank 1 raises where the others wait for it
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
+from refusing import refused
 from torch import nn
 
 import zeroth
@@ -47,16 +46,6 @@ def same(got: torch.Tensor | None, expected: torch.Tensor) -> None:
     assert got is not None and got.dtype == expected.dtype and got.shape == expected.shape, (got, expected)
     raw = [one.reshape(-1).view(torch.uint8) for one in (got, expected)]
     assert torch.equal(*raw), (got, expected)
-
-
-@contextlib.contextmanager
-def refused(code: str, text: str) -> Iterator[None]:
-    try:
-        yield
-    except zeroth.Error as error:
-        assert error.code == code and re.search(text, str(error)), f"{error}\nis not {code} {text}"
-        return
-    raise AssertionError(f"not refused: {text}")
 
 
 def check_group(group: zeroth.Communicator, members: list[int], dtype: torch.dtype) -> None:

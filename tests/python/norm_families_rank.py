@@ -3,8 +3,8 @@ process, or are refused by name; see tensor_mixes_test.py."""
 
 from __future__ import annotations
 
+from refusing import refused
 from tensor_families_rank import FAMILIES, check
-from tensor_more_rank import refused
 
 import zeroth
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 import transformers
-from sequence_rank import close, refused
+from refusing import refused
+from sequence_rank import close
 from torch.nn import functional
 from transformers import masking_utils
 from wide_norms import wide_norms

@@ -7,15 +7,14 @@ sequence_rank.py all    with every case of an attention
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
+from refusing import refused
 from torch.nn import functional
 
 import zeroth
@@ -81,17 +80,6 @@ def close(mine: torch.Tensor | None, plain: torch.Tensor | None, what: object, b
         return
     difference = (mine - plain).abs().max().item() / max(1.0, plain.abs().max().item())
     assert difference <= limit, f"{what}: {difference} > {limit}"
-
-
-@contextlib.contextmanager
-def refused(code: str, text: str) -> Iterator[None]:
-    """The block must raise an Error with this code and these words, in this order."""
-    try:
-        yield
-    except zeroth.Error as error:
-        assert error.code == code and re.search(text, str(error)), f"{error.code}: {error}, expected {code}: {text}"
-        return
-    raise AssertionError(f"no error: {text}")
 
 
 Run = Callable[..., torch.Tensor]

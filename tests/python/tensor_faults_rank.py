@@ -11,7 +11,7 @@ from typing import Any
 import tensor_rank
 import torch
 import transformers
-from tensor_more_rank import refused
+from refusing import refused
 
 import zeroth
 from zeroth.parallel import tile_loss, tile_mlps

@@ -3,33 +3,21 @@ tensor_test.py."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import re
 import tempfile
-from collections.abc import Iterator
 from typing import Any
 
 import safetensors.torch
 import tensor_rank
 import torch
 import transformers
+from refusing import refused
 from torch import nn
 
 import zeroth
 from zeroth.parallel.tensor import ColumnLinear
 
 TP = {"zeroth": {"mesh": {"tp": 2}}}
-
-
-@contextlib.contextmanager
-def refused(code: str, pattern: str) -> Iterator[None]:
-    try:
-        yield
-    except zeroth.Error as error:
-        assert error.code == code and re.search(pattern, str(error), re.DOTALL), f"{error}\nis not {code} {pattern}"
-        return
-    raise AssertionError(f"not refused: {pattern}")
 
 
 def engine_of(world: zeroth.World, model: nn.Module, stage: int = 0, **more: Any) -> zeroth.Engine:
