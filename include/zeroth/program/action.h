@@ -1,0 +1,60 @@
+// Action: one thing that a rank does in a step of a pipeline, as a value that people can read.
+//
+// A model is cut into chunks, numbered in the order of its layers; a batch is cut into micro-batches. Chunk c of micro-
+// batch m is computed by the rank that has the chunk.
+//
+//   text          meaning
+//   2F0           forward of chunk 2, micro-batch 0
+//   2B0           backward: gradients of its input and of its weights
+//   2I0           the part of the backward that gives the gradient of the input
+//   2W0           the part that gives the gradients of the weights
+//   2SEND_F0      sends the output of chunk 2 to the rank that has chunk 3
+//   2RECV_F0      receives the input of chunk 2
+//   2SEND_B0      sends the gradient of the input of chunk 2 to the rank that has chunk 1
+//   2RECV_B0      receives the gradient of the output of chunk 2
+//   2UNSHARD      gathers the parameters of chunk 2 and keeps them; 2RESHARD gives them back
+//   2REDUCE       the gradients of chunk 2 are complete: their sums over the data-parallel ranks begin
+//   STEP          all ranks judge the step and update their parameters
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace zeroth {
+
+enum class ActionKind : std::uint8_t {
+  kForward,
+  kBackward,
+  kBackwardInput,
+  kBackwardWeight,
+  kSendForward,
+  kRecvForward,
+  kSendBackward,
+  kRecvBackward,
+  kUnshard,
+  kReshard,
+  kReduce,
+  kFetch,      ///< brings what an offloaded chunk needs: of a micro-batch its activations, else its states
+  kFlush,      ///< the reverse
+  kRecompute,  ///< forward again, of what a backward needs
+  kStep,
+};
+
+/// "F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE", "FETCH", "FLUSH",
+/// "RECOMPUTE", "STEP".
+[[nodiscard]] std::string_view name_of(ActionKind kind) noexcept;
+
+struct Action {
+  ActionKind kind = ActionKind::kForward;
+  int chunk = -1;        ///< -1: of none (kStep)
+  int micro_batch = -1;  ///< -1: of none
+  bool operator==(const Action&) const = default;
+};
+
+/// "2F0", "0UNSHARD", "STEP".
+[[nodiscard]] std::string to_text(const Action& action);
+/// Throws kUsage, with the text, for one that to_text() does not write.
+[[nodiscard]] Action parse_action(std::string_view text);
+
+}  // namespace zeroth
