@@ -89,6 +89,15 @@ void bind_core(py::module_& module) {
                                keys["ulysses"] = config.mesh.ulysses;
                                return keys;
                              })
+      .def_property_readonly("pipeline",
+                             [](const Config& config) {
+                               py::dict keys;
+                               keys["schedule"] = config.pipeline.schedule;
+                               keys["chunks"] = config.pipeline.chunks;
+                               keys["split"] = config.pipeline.split;
+                               keys["unshard"] = config.pipeline.unshard;
+                               return keys;
+                             })
       .def_property_readonly("norms", [](const Config& config) { return config.mesh.norms; })
       .def_property_readonly("gradient_accumulation_steps",
                              [](const Config& config) { return config.gradient_accumulation_steps; })

@@ -296,6 +296,9 @@ class Config:
     def norms(self) -> str:
         """zeroth.tensor.norms."""
     @property
+    def pipeline(self) -> dict[str, Any]:
+        """The keys of zeroth.pipeline: schedule, chunks, split, unshard."""
+    @property
     def gradient_accumulation_steps(self) -> int | None: ...
     @property
     def train_micro_batch_size_per_gpu(self) -> int | None: ...
@@ -458,10 +461,12 @@ class ParameterBox:
         summed: Sequence[str] = (),
         parts: int = 1,
         parts_dim: int = 0,
+        stages: Sequence[int] = (),
     ) -> None:
         """`logical_shape`, `offset`: the whole tensor, and where the parameter begins in it; empty: it is the whole. `distinct`: the axis
         along which ranks have other boxes; `copies`: so many neighbours have the same. `summed`: axes along which ranks have parts of the
-        gradient. `parts`: the box is of each of so many equal blocks of dimension `parts_dim`."""
+        gradient. `parts`: the box is of each of so many equal blocks of dimension `parts_dim`. `stages`: of a pipeline that use the
+        parameter, on the others its box has no elements; empty: all use it."""
     @property
     def logical_shape(self) -> list[int]: ...
     @property
@@ -472,6 +477,12 @@ class ParameterBox:
     def copies(self) -> int: ...
     @property
     def summed(self) -> list[str]: ...
+    @property
+    def parts(self) -> int: ...
+    @property
+    def parts_dim(self) -> int: ...
+    @property
+    def stages(self) -> list[int]: ...
 
 def copy_to_group(x: torch.Tensor, group: Communicator) -> torch.Tensor:
     """x as it is; its gradient is the sum of the gradients over the ranks. No call in forward; the result is x's memory. (Megatron's f.)"""

@@ -90,7 +90,7 @@ std::vector<Degrees> Engine::degrees_of_groups() const {
   std::vector<Degrees> degrees;
   for (const ShardGroupSpec& spec : shard_groups_of(settings_)) {
     spec.plan.validate();
-    degrees.push_back(spec.plan.degrees(place_.size(spec.plan.axes)));
+    degrees.push_back(spec.plan.degrees(size_of_group(spec, place_)));
   }
   return degrees;
 }
@@ -308,6 +308,42 @@ StepResult Engine::step() {
   if (activity_) activity_->finish_step(++boundaries_);
   enter(Phase::kBetweenSteps);
   return result;
+}
+
+void Engine::steer() {
+  for (const auto& group : groups_) group->gradients().steer();
+}
+
+void Engine::end_gradients_of_step(std::span<const int> units) {
+  for (const int unit : units) {
+    for (const PartIndex part : parts_of(unit)) {
+      const auto [group, index] = at(part);
+      group.gradients().set_final(index);
+    }
+  }
+}
+
+void Engine::enter_micro_step(int micro_step) {
+  for (const auto& group : groups_) group->gradients().set_micro_step(micro_step);
+}
+
+StepResult Engine::step_all() {
+  micro_step_ = settings_.micro_steps - 1;
+  return step();
+}
+
+void Engine::keep_gathered(int unit) {
+  for (const PartIndex part : parts_of(unit)) {
+    const auto [group, index] = at(part);
+    group.uses().keep(index);
+  }
+}
+
+void Engine::give_back(int unit) {
+  for (const PartIndex part : parts_of(unit)) {
+    const auto [group, index] = at(part);
+    group.uses().give_back(index);
+  }
 }
 
 CommitVote Engine::cast_vote(bool idle, bool discards) {

@@ -100,20 +100,49 @@ std::vector<std::string> in_order(const MeshSpec& mesh, const std::vector<std::v
   return result;
 }
 
+int num_stages_of(const MeshSpec& mesh) {
+  const auto axis = std::ranges::find(mesh.axes, kPipelineAxis, &MeshAxis::name);
+  return axis == mesh.axes.end() ? 1 : axis->size;
+}
+
+void require_stages(const ParamAxes& axes, int num_stages, const std::string& param) {
+  for (std::size_t at = 0; at < axes.stages.size(); ++at) {
+    const int stage = axes.stages[at];
+    ZR_CHECK(stage >= 0 && stage < num_stages && (at == 0 || axes.stages[at - 1] < stage), ErrorCode::kConfig,
+             "a parameter is on a stage that the mesh has not",
+             {.where = kWhere,
+              .which = param + ", stage " + std::to_string(stage),
+              .expected = "0 to " + std::to_string(num_stages - 1) + ", ascending"});
+  }
+}
+
 }  // namespace
 
 void group_by_axes(std::span<ParamSpec> params, std::span<const ParamAxes> axes, EngineSettings& settings) {
   ZR_ASSERT(params.size() == axes.size(), "axes for each parameter");
   const Factors factors(settings.mesh, params, axes);
-  using Kind = std::pair<std::vector<std::string>, std::vector<std::string>>;  // distinct axes, summed axes
+  const int num_stages = num_stages_of(settings.mesh);
+  struct Kind {
+    std::vector<std::string> distinct;
+    std::vector<std::string> summed;
+    std::vector<int> stages;  ///< empty: pp is distinct or summed as a whole
+    auto operator<=>(const Kind&) const = default;
+  };
   std::map<Kind, std::vector<std::size_t>> members;
   for (std::size_t param = 0; param < params.size(); ++param) {
     const ParamAxes& own = axes[param];
     for (const std::string& axis : own.summed) (void)size_of_axis(settings.mesh, axis, params[param].name);
-    std::vector<std::string> outside = factors.names(own.distinct, own.copies, /*inside=*/false);
-    std::vector<std::string> inside = factors.names(own.distinct, own.copies, /*inside=*/true);
-    Kind kind{std::move(outside),
-              in_order(factors.mesh(), {factors.names(settings.plan.axes), factors.names(own.summed), inside})};
+    require_stages(own, num_stages, params[param].name);
+    const bool everywhere = own.stages.empty() || static_cast<int>(own.stages.size()) == num_stages;
+    const bool one_stage = num_stages > 1 && own.stages.size() == 1;
+    const std::vector<std::string> stage_axis{std::string(kPipelineAxis)};
+    const std::vector<std::string> no_axes;
+    const std::vector<std::string> outside = factors.names(own.distinct, own.copies, /*inside=*/false);
+    const std::vector<std::string> inside = factors.names(own.distinct, own.copies, /*inside=*/true);
+    Kind kind{in_order(factors.mesh(), {outside, one_stage ? stage_axis : no_axes}),
+              in_order(factors.mesh(), {factors.names(settings.plan.axes), factors.names(own.summed), inside,
+                                        one_stage ? no_axes : stage_axis}),
+              everywhere || one_stage ? std::vector<int>() : own.stages};
     members[std::move(kind)].push_back(param);
   }
   const std::vector<std::string> batch_axes = factors.names(settings.batch_axes);
@@ -121,10 +150,16 @@ void group_by_axes(std::span<ParamSpec> params, std::span<const ParamAxes> axes,
   settings.batch_axes = batch_axes;
   settings.shard_groups.clear();
   for (const auto& [kind, own] : members) {  // in the order of the names: the same on all ranks
-    ShardGroupSpec group{.name = kind.first.empty() ? "whole" : "split along " + join(kind.first, " and "),
+    ShardGroupSpec group{.name = kind.distinct.empty() ? "whole" : "split along " + join(kind.distinct, " and "),
                          .plan = settings.plan,
-                         .distinct_axes = kind.first};
-    group.plan.axes = kind.second;
+                         .distinct_axes = kind.distinct};
+    if (!kind.stages.empty()) {
+      std::vector<std::string> numbers;
+      for (const int stage : kind.stages) numbers.push_back(std::to_string(stage));
+      group.name += " of stages " + join(numbers, " and ");
+      group.members = {.axis = std::string(kPipelineAxis), .coordinates = kind.stages};
+    }
+    group.plan.axes = kind.summed;
     for (const std::size_t param : own) params[param].shard_group = static_cast<int>(settings.shard_groups.size());
     settings.shard_groups.push_back(std::move(group));
   }

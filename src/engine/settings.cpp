@@ -1,5 +1,6 @@
 #include <zeroth/base/cores.h>
 #include <zeroth/base/error.h>
+#include <zeroth/engine/param_axes.h>
 #include <zeroth/engine/settings.h>
 
 #include <algorithm>
@@ -44,31 +45,35 @@ GroupHyper group_hyper(const Config& config) {
 MeshSpec mesh_of(const Config& config, int world) {
   const int sp = config.mesh.sp;
   const int tp = std::max(1, config.mesh.tp);
-  const std::int64_t inner = std::int64_t{sp} * tp;
+  const int pp = config.mesh.pp;
+  const std::int64_t inner = std::int64_t{pp} * sp * tp;
   const std::int64_t dp = config.mesh.dp > 0 ? config.mesh.dp : world / inner;
   const bool left = config.mesh.dp == 0;
   ZR_CHECK(
       dp >= 1 && dp * inner == world, ErrorCode::kConfig, "the mesh does not fit the number of ranks",
       {.where = "engine.settings",
        .which = "/zeroth/mesh: " + (left ? std::string() : "dp=" + std::to_string(dp) + ", ") +
-                "sp=" + std::to_string(sp) + ", tp=" + std::to_string(tp),
+                (pp > 1 ? "pp=" + std::to_string(pp) + ", " : "") + "sp=" + std::to_string(sp) + ", tp=" + std::to_string(tp),
        .expected = left ? "a multiple of " + std::to_string(inner) + " ranks" : std::to_string(dp * inner) + " ranks",
        .got = std::to_string(world),
-       .hint = left ? "" : "without dp it is what sp and tp leave"});
-  return {{{.name = "dp", .size = static_cast<int>(dp)}, {.name = "sp", .size = sp}, {.name = "tp", .size = tp}}};
+       .hint = left ? "" : "without dp it is what the other axes leave"});
+  MeshSpec mesh{{{.name = "dp", .size = static_cast<int>(dp)}, {.name = "sp", .size = sp}, {.name = "tp", .size = tp}}};
+  if (pp > 1) mesh.axes.insert(mesh.axes.begin(), {.name = std::string(kPipelineAxis), .size = pp});
+  return mesh;
 }
 
 EngineSettings make_settings(const Config& config, RankCount ranks, std::vector<GroupHyper> groups) {
   EngineSettings settings;
   const MeshSpec mesh = mesh_of(config, ranks.world);
-  const int data_ranks = mesh.axes[0].size;
+  const MeshPlace place(mesh, 0, ranks.world);
+  const int data_ranks = place.size("dp");
   settings.plan = plan_of(config.zero, {"dp"});
   if (config.mesh.splits_models()) {
     settings.plan.axes = {"dp", "sp"};
     settings.mesh = mesh;
     settings.batch_axes = {"dp"};
   }
-  (void)settings.plan.degrees(data_ranks * mesh.axes[1].size);  // an error now, and not in the engine
+  (void)settings.plan.degrees(data_ranks * place.size("sp"));  // an error now, and not in the engine
   // Without any batch size in the document there is one micro-step; else the sizes must fit the world.
   const bool sized = config.train_batch_size || config.train_micro_batch_size_per_gpu;
   settings.micro_steps =

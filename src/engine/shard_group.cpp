@@ -22,9 +22,26 @@ std::vector<std::string> names_of(const MeshSpec& mesh) {
   return names;
 }
 
-GroupColors colors_of(const MeshPlace& place, std::span<const std::string> axes, int world) {
+/// `axes` without the one that the members differ along.
+std::vector<std::string> without(std::span<const std::string> axes, const std::string& axis) {
+  std::vector<std::string> rest(axes.begin(), axes.end());
+  std::erase(rest, axis);
+  return rest;
+}
+
+bool is_member(const ShardGroupSpec::Members& members, const MeshPlace& place) {
+  return members.axis.empty() ||
+         std::ranges::find(members.coordinates, place.coordinate(members.axis)) != members.coordinates.end();
+}
+
+/// Ranks that differ along `axes` only have one color; of an axis with members, these do, and the others stay apart.
+GroupColors colors_of(const MeshPlace& place, std::span<const std::string> axes, const ShardGroupSpec::Members& members,
+                      int world) {
   GroupColors colors;
-  for (int rank = 0; rank < world; ++rank) colors.push_back(MeshPlace(place.spec(), rank, world).color(axes));
+  for (int rank = 0; rank < world; ++rank) {
+    const MeshPlace there(place.spec(), rank, world);
+    colors.push_back(is_member(members, there) ? there.color(axes) : world + there.color(without(axes, members.axis)));
+  }
   return colors;
 }
 
@@ -46,6 +63,12 @@ void require_axes(const ShardGroupSpec& spec, const MeshPlace& place, std::span<
 }
 
 }  // namespace
+
+int size_of_group(const ShardGroupSpec& spec, const MeshPlace& place) {
+  if (spec.members.axis.empty()) return place.size(spec.plan.axes);
+  const int along = is_member(spec.members, place) ? static_cast<int>(spec.members.coordinates.size()) : 1;
+  return along * place.size(without(spec.plan.axes, spec.members.axis));
+}
 
 std::vector<ShardGroupSpec> shard_groups_of(const EngineSettings& settings) {
   if (!settings.shard_groups.empty()) return settings.shard_groups;
@@ -82,7 +105,7 @@ class ShardGroup::Binder final : public ParameterBinder {
 
 ShardGroup::ShardGroup(ShardGroupSpec spec, ModelPart part, const MeshPlace& place,
                        std::span<const std::string> batch_axes, int world)
-    : spec_(std::move(spec)), part_(std::move(part)), colors_(colors_of(place, spec_.plan.axes, world)) {
+    : spec_(std::move(spec)), part_(std::move(part)), colors_(colors_of(place, spec_.plan.axes, spec_.members, world)) {
   require_axes(spec_, place, batch_axes);
   const auto own = colors_.begin() + place.rank();
   size_ = static_cast<int>(std::ranges::count(colors_, *own));
@@ -94,7 +117,7 @@ ShardGroup::ShardGroup(ShardGroupSpec spec, ModelPart part, const MeshPlace& pla
     alike.push_back(axis.name);
     if (!contains(spec_.plan.axes, axis.name)) copies.push_back(axis.name);
   }
-  alike_colors_ = colors_of(place, alike, world);
+  alike_colors_ = colors_of(place, alike, spec_.members, world);
   has_copies_ = place.size(copies) > 1;
   counts_in_norm_ = place.is_first(copies);
 }

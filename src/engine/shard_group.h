@@ -136,6 +136,8 @@ class ShardGroup {
 
 using ShardGroups = std::vector<std::unique_ptr<ShardGroup>>;
 
+/// Ranks of the group that the rank at `place` is in.
+[[nodiscard]] int size_of_group(const ShardGroupSpec& spec, const MeshPlace& place);
 /// EngineSettings::shard_groups, or the one group of all units.
 [[nodiscard]] std::vector<ShardGroupSpec> shard_groups_of(const EngineSettings& settings);
 /// EngineSettings::mesh, or the one axis of all ranks. Throws the errors of validate().

@@ -10,10 +10,10 @@ namespace zeroth {
 
 UnitUses::UnitUses(const ModelLayout& model, const ShardingPlan& plan, ParameterStore& parameters)
     : model_(model), plan_(plan), parameters_(parameters), uses_(model.units.size()) {
-  for (const ParamSpec& param : model_.params) expected_.push_back(param.trainable);
+  for (const ParamSpec& param : model_.params) expected_.push_back(param.trainable && param.numel() > 0);
   for (std::size_t unit = 0; unit < uses_.size(); ++unit) {
     for (const int param : model_.units[unit].params) {
-      if (model_.params[static_cast<std::size_t>(param)].trainable) ++uses_[unit].trainable;
+      if (expected_[static_cast<std::size_t>(param)]) ++uses_[unit].trainable;
     }
     uses_[unit].seen.assign(model_.units[unit].params.size(), false);
   }
@@ -57,6 +57,11 @@ void UnitUses::post_backward(int unit) {
   use.backward.reset();
 }
 
+void UnitUses::keep(int unit) {
+  Use& use = of(unit);
+  if (!use.asked) use.asked = UnshardLease(parameters_, unit);
+}
+
 void UnitUses::end_backward() {
   for (Use& use : uses_) {
     use.kept.reset();
@@ -73,6 +78,7 @@ void UnitUses::release_kept() {
 void UnitUses::release_all() {
   for (Use& use : uses_) {
     use.forward.clear();
+    use.asked.reset();
     use.kept.reset();
     use.backward.reset();
   }
@@ -93,7 +99,8 @@ void UnitUses::count_gradient(int param) {
 
 void UnitUses::expect_gradient(int param, bool expected) {
   const auto index = static_cast<std::size_t>(param);
-  if (!model_.params[index].trainable || expected_[index] == expected) return;
+  // What has no elements may be the part of a parameter that other ranks use: no gradient comes here.
+  if (!model_.params[index].trainable || model_.params[index].numel() == 0 || expected_[index] == expected) return;
   expected_[index] = expected;
   of(unit_of(param)).trainable += expected ? 1 : -1;
 }

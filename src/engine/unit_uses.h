@@ -22,6 +22,10 @@ class UnitUses {
   void post_backward(int unit);
   void end_backward();
 
+  /// See Engine::keep_gathered().
+  void keep(int unit);
+  void give_back(int unit) { of(unit).asked.reset(); }
+
   /// What is kept from forward to backward.
   void release_kept();
   void release_all();
@@ -40,6 +44,7 @@ class UnitUses {
     std::vector<UnshardLease> forward;  ///< one a running forward
     UnshardLease kept;                  ///< from forward to backward
     UnshardLease backward;
+    UnshardLease asked;  ///< by the front end, for a whole step
     int trainable = 0;       ///< trainable parameters
     int arrived = 0;         ///< of them, with a gradient in this backward
     std::vector<bool> seen;  ///< one a parameter of the unit's spec

@@ -69,7 +69,8 @@ void mark_repeated(ModelDescription& model, const std::vector<std::string>& type
     for (const int param : model.units[unit].params) {
       const ParamSpec& spec = model.params[static_cast<std::size_t>(param)];
       look += "|" + std::string(name_of(spec.dtype));
-      for (const std::int64_t extent : spec.shape) look += "," + std::to_string(extent);
+      const std::vector<std::int64_t>& shape = spec.logical_shape.empty() ? spec.shape : spec.logical_shape;
+      for (const std::int64_t extent : shape) look += "," + std::to_string(extent);
     }
     classes[look].push_back(unit);
   }

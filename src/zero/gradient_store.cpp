@@ -40,7 +40,8 @@ GradientStore::GradientStore(const ModelLayout& model, const ShardingPlan& plan,
       ring_positions_(ring_positions(model)),
       ring_open_(static_cast<std::size_t>(plan.ring_slots), -1),
       has_grad_(model.params.size(), false),
-      nonfinite_(kernels.make_words((model.params.size() + 1) * sizeof(std::int64_t))) {
+      nonfinite_(kernels.make_words((model.params.size() + 1) * sizeof(std::int64_t))),
+      final_(model.units.size(), false) {
   const ExchangeContext context{model, memory, backend, reduce_stream_, ledger, *shards_, kernels, operations_};
   exchange_ = reads_peers() ? make_one_sided_exchange(context) : make_matched_exchange(context);
   for (std::size_t flat = 0; flat < model.flats.size(); ++flat) {
@@ -63,8 +64,9 @@ std::uint64_t GradientStore::spills() const {
 std::size_t GradientStore::transport_bytes() const {
   return exchange_->transport_bytes();
 }
-bool GradientStore::publishes_now() const {
-  return plan_.policy == ReductionPolicy::kPerMicroStep || micro_step_ == micro_steps_ - 1;
+bool GradientStore::publishes_now(int unit) const {
+  if (plan_.policy == ReductionPolicy::kPerMicroStep || micro_steps_ == 1) return true;
+  return steered_ ? final_[static_cast<std::size_t>(unit)] : micro_step_ == micro_steps_ - 1;
 }
 
 void GradientStore::add(int param, ConstTensorView grad) {
@@ -149,7 +151,7 @@ void GradientStore::set_before_wait(std::function<void()> hook) {
 }
 
 void GradientStore::close_unit(int unit) {
-  if (!publishes_now()) return;
+  if (!publishes_now(unit)) return;
   for (const int flat : model_.unit_flats[static_cast<std::size_t>(unit)]) {
     if (state(flat).open) publish(flat);
   }
@@ -162,7 +164,7 @@ void GradientStore::close_unit(int unit) {
 }
 
 void GradientStore::end_unit(int unit, const std::vector<bool>& expected) {
-  if (!publishes_now()) return;
+  if (!publishes_now(unit)) return;
   for (const int flat : model_.unit_flats[static_cast<std::size_t>(unit)]) {
     const FlatLayout& layout = model_.flat(flat);
     const bool awaited = layout.trainable && layout.length > 0 && state(flat).published_in <= backward_ &&
@@ -205,13 +207,12 @@ void GradientStore::take_part(int flat) {
 }
 
 void GradientStore::close_backward() {
-  if (publishes_now()) {
-    for (const int flat : trainable_flats_) {
-      if (state(flat).open) publish(flat);
-    }
-    std::ranges::fill(ring_open_, -1);
+  for (const int flat : trainable_flats_) {
+    if (!publishes_now(model_.flat(flat).unit)) continue;
+    if (state(flat).open) publish(flat);
     reduced_before_ = true;
   }
+  if (reduced_before_) std::ranges::fill(ring_open_, -1);
   exchange_->close_backward(++backward_);
 }
 
@@ -294,6 +295,7 @@ void GradientStore::begin_step() {
   std::ranges::fill(ring_open_, -1);
   joined_ = false;
   reduced_before_ = false;
+  final_.assign(final_.size(), false);
   find_offender();
   offender_ = {};
   micro_step_ = 0;

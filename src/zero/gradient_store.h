@@ -79,6 +79,12 @@ class GradientStore {
     micro_step_ = micro_step;
   }
 
+  /// With kPerStep: the caller says itself which backward brings the last gradients of a unit, instead of the number of
+  /// the micro-step. For steps in which the units' last backwards are at different places: those of a pipeline.
+  void steer() { steered_ = true; }
+  /// After steer(): the next gradients of the unit are its last of this step. begin_step() forgets it.
+  void set_final(int unit) { final_[static_cast<std::size_t>(unit)] = true; }
+
   /// Blocks until all ranks have come to this call, and reduces meanwhile, because a rank in backward may wait until
   /// this one has taken its gradients. It must come before every collective except complete(), which calls it itself.
   /// Throws kMismatch if another rank comes to another call. `name` is for errors; with collectives ranks compare it.
@@ -149,7 +155,7 @@ class GradientStore {
   void publish(int flat);
   /// Blocks until no rank needs the content of the unit's bucket slot. Sums that lie there are moved away.
   void take_slot(int unit);
-  [[nodiscard]] bool publishes_now() const;
+  [[nodiscard]] bool publishes_now(int unit) const;
   FlatState& state(int flat) { return flats_[static_cast<std::size_t>(flat)]; }
 
   const ModelLayout& model_;
@@ -177,6 +183,8 @@ class GradientStore {
   bool reduced_before_ = false;  ///< an earlier backward of this step had reductions
   std::uint64_t backward_ = 0;   ///< step << 20 | backward within the step
   int micro_step_ = 0;
+  bool steered_ = false;
+  std::vector<bool> final_;  ///< one a unit, after steer()
 };
 
 }  // namespace zeroth

@@ -81,7 +81,8 @@ struct ZeroConfig {
 
 /// Section "zeroth.mesh": the ranks as a grid, from outer to inner.
 struct MeshConfig {
-  int dp = 0;                      ///< ranks with batches of their own; 0: all that sp and tp leave
+  int pp = 1;                      ///< stages of a pipeline: ranks that have other layers
+  int dp = 0;                      ///< ranks with batches of their own; 0: all that pp, sp and tp leave
   int sp = 1;                      ///< ranks that share a sequence
   int tp = 1;                      ///< ranks that share the matrices of a layer
   std::string method = "ulysses";  ///< of attention over sp: "ulysses", "ring", "grid" (Ulysses inside, ring outside)
@@ -89,7 +90,15 @@ struct MeshConfig {
   int ulysses = 0;                 ///< ranks inside of a grid; 0: the largest divisor of sp below it
   std::string norms = "whole";     ///< "split": along tp, norms work on slices of the sequence
   /// Any axis beside dp is there.
-  [[nodiscard]] bool splits_models() const { return sp > 1 || tp > 1; }
+  [[nodiscard]] bool splits_models() const { return pp > 1 || sp > 1 || tp > 1; }
+};
+
+/// Section "zeroth.pipeline".
+struct PipelineConfig {
+  std::string schedule = "1f1b";  ///< a name of make_schedule()
+  int chunks = 0;                 ///< of layers on each stage; 0: as few as the schedule needs
+  std::string split = "auto";     ///< how layers become chunks: "auto", "parameters", "uniform", "type:REGEX"
+  std::string unshard = "micro_batch";  ///< stage 3: how long a stage keeps gathered parameters: "micro_batch", "step"
 };
 
 /// The rest of section "zeroth".
@@ -176,6 +185,7 @@ struct Config {
   SchedulerConfig scheduler{};
   ZeroConfig zero{};
   MeshConfig mesh{};
+  PipelineConfig pipeline{};
   RuntimeConfig runtime{};
   std::vector<HintNote> hints{};  ///< in the order of the keys; not part of the comparison
 

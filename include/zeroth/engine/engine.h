@@ -59,6 +59,13 @@ struct ShardGroupSpec {
   /// Axes of the mesh along which ranks have other parameters: each its box of a tensor (ParamSpec::logical_shape).
   /// Along an axis that is neither here nor in the plan, ranks have copies, whose gradients are the same without a sum.
   std::vector<std::string> distinct_axes{};
+  /// Of an axis of the plan: only ranks with these coordinates along it have the parameters (a weight that two stages of
+  /// a pipeline use). The others have nothing of them, boxes without elements. Empty: all ranks have them.
+  struct Members {
+    std::string axis{};
+    std::vector<int> coordinates{};  ///< ascending
+  };
+  Members members{};
 };
 
 /// All settings of the training and of the placement, with all defaults resolved.
@@ -184,6 +191,22 @@ class Engine {
   /// groups differ or the ranks trained different parameters, kUsage if no parameter can train, and the errors of the
   /// transport, and what a save_async() ended with.
   StepResult step();
+
+  /// For a front end that runs the micro-steps of a step in an order of its own, parts of their backwards in between, as
+  /// a pipeline does. From now on settings().micro_steps are how many there are, end_gradients_of_step() says which
+  /// backward of a unit is its last, and step_all() ends them all. Before the first forward.
+  void steer();
+  /// The next backward brings the last gradients of these units in this step. With ReductionPolicy::kPerStep their
+  /// reduction begins in it.
+  void end_gradients_of_step(std::span<const int> units);
+  /// The micro-step of the backwards that follow, for what is said of a gradient.
+  void enter_micro_step(int micro_step);
+  /// Ends the step, collective, as the last step() of an accumulation.
+  StepResult step_all();
+  /// Keeps the unit gathered until give_back(): the leases of its forwards and backwards cost nothing meanwhile. May
+  /// block for other ranks. Needs slots for all that is kept: Reshard::kNone. Before step_all() all must be given back.
+  void keep_gathered(int unit);
+  void give_back(int unit);
 
   /// Drops the gradients since the last step(), as zero_grad() does in torch. Collective and blocking if
   /// has_gradients(); otherwise it does nothing. Throws kUsage in the middle of an accumulation, because earlier

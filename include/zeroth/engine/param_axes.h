@@ -6,9 +6,13 @@
 
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace zeroth {
+
+/// The axis of a mesh along which ranks have other layers of a model.
+inline constexpr std::string_view kPipelineAxis = "pp";
 
 /// Beside the axes of the plan, along which ranks have the same parameter and parts of its gradient. Along an axis of
 /// the mesh that is neither there nor here, ranks have the same parameter and the same gradient.
@@ -21,6 +25,9 @@ struct ParamAxes {
   /// Along these, ranks have the same parameter and parts of its gradient, though their batches are the same: norms on
   /// a part of the sequence or of the heads.
   std::vector<std::string> summed{};
+  /// Coordinates along the axis "pp" of the ranks that use the parameter, ascending; on the others its box has no
+  /// elements. Several stages have parts of its gradient. Empty: all stages use it.
+  std::vector<int> stages{};
   bool operator==(const ParamAxes&) const = default;
 };
 

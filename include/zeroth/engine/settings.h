@@ -17,7 +17,7 @@ struct RankCount {
   int on_host = 1;  ///< ranks that share this rank's processors
 };
 
-/// The axes dp, sp and tp of the configuration's mesh, dp from the number of ranks. Throws kConfig if they do not
+/// The axes of the configuration's mesh: pp, if there are several stages, dp, sp and tp; dp from the number of ranks. Throws kConfig if they do not
 /// multiply to it.
 [[nodiscard]] MeshSpec mesh_of(const Config& config, int world);
 

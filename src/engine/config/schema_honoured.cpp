@@ -374,10 +374,16 @@ constexpr std::array kKeys{
                  "beyond the "
                  "plan, and a warning names the first one. false plans for fp32."}),
 
+    bind<&Config::mesh, &MeshConfig::pp>({.pointer = "/zeroth/mesh/pp",
+                                          .kind = KeyKind::kInteger,
+                                          .text = "Stages of a pipeline: ranks with other layers of the model, which "
+                                                  "zeroth.pipeline() cuts.",
+                                          .nullable = true,
+                                          .lowest = 1}),
     bind<&Config::mesh, &MeshConfig::dp>({.pointer = "/zeroth/mesh/dp",
                                           .kind = KeyKind::kInteger,
-                                          .text = "Ranks with batches of their own; 0: all that `sp` and `tp` leave. "
-                                                  "The mesh's axes are dp, sp, tp, from outer to inner."}),
+                                          .text = "Ranks with batches of their own; 0: all that `pp`, `sp` and `tp` "
+                                                  "leave. The mesh's axes are pp, dp, sp, tp, from outer to inner."}),
     bind<&Config::mesh, &MeshConfig::sp>(
         {.pointer = "/zeroth/mesh/sp",
          .kind = KeyKind::kInteger,
@@ -411,6 +417,26 @@ constexpr std::array kKeys{
          .text = "split: between the layers that tp ranks share, norms, dropouts and residual sums work on slices of "
                  "the sequence; the bytes on the wire stay the same.",
          .choices = "whole|split"}),
+    bind<&Config::pipeline, &PipelineConfig::schedule>(
+        {.pointer = "/zeroth/pipeline/schedule",
+         .kind = KeyKind::kText,
+         .text = "The order of forwards and backwards of micro-batches, whose number is gradient_accumulation_steps: a "
+                 "name that `zeroth schedule` lists."}),
+    bind<&Config::pipeline, &PipelineConfig::chunks>(
+        {.pointer = "/zeroth/pipeline/chunks",
+         .kind = KeyKind::kInteger,
+         .text = "Chunks of layers on each stage; 0: as few as the schedule needs.",
+         .highest = 4096}),
+    bind<&Config::pipeline, &PipelineConfig::split>(
+        {.pointer = "/zeroth/pipeline/split",
+         .kind = KeyKind::kText,
+         .text = "How the model's layers become chunks: `auto` (parameters, and the work of the head), `parameters`, "
+                 "`uniform`, or `type:REGEX` of layers that are counted."}),
+    bind<&Config::pipeline, &PipelineConfig::unshard>(
+        {.pointer = "/zeroth/pipeline/unshard",
+         .kind = KeyKind::kChoice,
+         .text = "ZeRO stage 3: a stage gathers its parameters for each micro-batch anew, or once a step.",
+         .choices = "micro_batch|step"}),
     bind<&Config::runtime, &RuntimeConfig::threads>(
         {.pointer = "/zeroth/threads",
          .kind = KeyKind::kInteger,

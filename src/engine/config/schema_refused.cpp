@@ -35,7 +35,8 @@ constexpr std::string_view kCheckpoint =
     "engine.save() and engine.load() write and read checkpoints; zeroth ckpt convert reads universal ones";
 constexpr std::string_view kActivations = "Zeroth does not touch activations; recompute in the model";
 constexpr std::string_view kRule = "this variant of the update is not built";
-constexpr std::string_view kParallel = "pipelines and experts are not built";
+constexpr std::string_view kParallel = "experts are not built";
+constexpr std::string_view kPipelineArguments = "zeroth.mesh.pp and the section zeroth.pipeline say it";
 constexpr std::string_view kSplit = "plan and corrections are arguments of zeroth.parallelize()";
 constexpr std::string_view kMasters = "masters, moments and accumulated gradients are fp32";
 
@@ -93,7 +94,7 @@ constexpr std::array kKeys{
     section("/pipeline",
             "stages|partition|seed_layers|activation_checkpoint_interval|pipe_partitioned|grad_partitioned|"
             "use_reentrant",
-            kParallel, "?stages=1|null"),
+            kPipelineArguments, "?stages=1|null"),
     value("/tensor_parallel/dtype", KeyKind::kAny, "null", kSplit),
     flag("/tensor_parallel/tp_overlap_comm", kSplit),
     value("/tensor_parallel/tp", KeyKind::kAny, "null|{}|{\"tp_size\":1}",
