@@ -45,12 +45,46 @@ Action parse_action(std::string_view text) {
   for (std::size_t kind = 0; kind < kNames.size(); ++kind) {
     if (kNames[kind] != name) continue;
     action.kind = static_cast<ActionKind>(kind);
-    if (rest.empty() && to_text(action) == text) return action;
+    if (rest.empty() && has_its_numbers(action) && to_text(action) == text) return action;
   }
   throw Error(ErrorCode::kUsage, "this is no action of a program",
               {.where = "program.action",
                .which = std::string(text),
                .expected = "a chunk, an action and a micro-batch, as 2F0, 2SEND_F0, 0UNSHARD or STEP"});
+}
+
+bool is_computation(ActionKind kind) noexcept {
+  return kind == ActionKind::kForward || is_backward(kind);
+}
+
+bool is_backward(ActionKind kind) noexcept {
+  return kind == ActionKind::kBackward || kind == ActionKind::kBackwardInput || kind == ActionKind::kBackwardWeight;
+}
+
+bool is_message(ActionKind kind) noexcept {
+  return is_send(kind) || kind == ActionKind::kRecvForward || kind == ActionKind::kRecvBackward;
+}
+
+bool is_send(ActionKind kind) noexcept {
+  return kind == ActionKind::kSendForward || kind == ActionKind::kSendBackward;
+}
+
+bool has_its_numbers(const Action& action) noexcept {
+  const bool chunk = action.chunk >= 0;
+  const bool micro_batch = action.micro_batch >= 0;
+  switch (action.kind) {
+    case ActionKind::kStep:
+      return !chunk && !micro_batch;
+    case ActionKind::kUnshard:
+    case ActionKind::kReshard:
+    case ActionKind::kReduce:
+      return chunk && !micro_batch;
+    case ActionKind::kFetch:
+    case ActionKind::kFlush:
+      return chunk;
+    default:
+      return chunk && micro_batch;
+  }
 }
 
 }  // namespace zeroth

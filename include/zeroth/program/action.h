@@ -54,7 +54,17 @@ struct Action {
 
 /// "2F0", "0UNSHARD", "STEP".
 [[nodiscard]] std::string to_text(const Action& action);
-/// Throws kUsage, with the text, for one that to_text() does not write.
+/// Throws kUsage, with the text, for one that is not in the table above: with a number too much, too few or too large.
 [[nodiscard]] Action parse_action(std::string_view text);
+
+/// F, B, I and W.
+[[nodiscard]] bool is_computation(ActionKind kind) noexcept;
+/// B, I and W.
+[[nodiscard]] bool is_backward(ActionKind kind) noexcept;
+/// SEND_F, RECV_F, SEND_B and RECV_B.
+[[nodiscard]] bool is_message(ActionKind kind) noexcept;
+[[nodiscard]] bool is_send(ActionKind kind) noexcept;
+/// Whether an action has a chunk and a micro-batch exactly where its kind has them.
+[[nodiscard]] bool has_its_numbers(const Action& action) noexcept;
 
 }  // namespace zeroth

@@ -1,0 +1,33 @@
+// Schedules: pure functions that say in which order the ranks of a pipeline compute.
+//
+// A schedule holds computations alone (F, B, I, W). The passes of passes.h add messages, gathers, reductions and the
+// step; lower() adds them all. A schedule is one file of src/program/schedules/ and one row of its table. A schedule of
+// a user's own needs no row: every function that returns a StepProgram is one.
+//
+//   name         chunks a rank   placement   what it is
+//   gpipe        1               in order    all forwards, then all backwards
+//   1f1b         1               in order    a backward as soon as there is one
+//   interleaved  v, 2            round       1f1b over v chunks a rank: the bubble divided by v
+#pragma once
+
+#include <zeroth/program/step_program.h>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace zeroth {
+
+struct ScheduleOptions {
+  int ranks = 1;            ///< of the pipeline
+  int micro_batches = 1;    ///< any number; fewer than ranks too
+  int chunks_per_rank = 0;  ///< 0: what the schedule has by itself
+};
+
+/// The computations of this schedule. Chunk c is on rank c % ranks ("round"), or on c and 2 ranks - 1 - c ("V"). Throws
+/// kUsage for an unknown name, with the nearest one, and for options that the schedule does not have.
+[[nodiscard]] StepProgram make_schedule(std::string_view name, const ScheduleOptions& options);
+/// The names of the table, in its order.
+[[nodiscard]] std::vector<std::string> schedule_names();
+
+}  // namespace zeroth

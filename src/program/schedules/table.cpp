@@ -1,0 +1,89 @@
+#include "program/schedules/table.h"
+
+#include <zeroth/base/error.h>
+#include <zeroth/base/text.h>
+
+#include <array>
+#include <cstddef>
+#include <utility>
+
+namespace zeroth {
+namespace schedules {
+namespace {
+
+constexpr int kMostRanks = 4096;
+constexpr int kMostMicroBatches = 1 << 20;
+constexpr int kMostChunks = 1024;  // a rank
+
+constexpr std::array kTable{
+    Row{.name = "gpipe", .chunks = Chunks::kOne, .make = gpipe},
+    Row{.name = "1f1b", .chunks = Chunks::kOne, .make = one_forward_one_backward},
+    Row{.name = "interleaved", .chunks = Chunks::kAny, .make = interleaved},
+};
+
+void require(std::string_view name, std::string_view what, int value, int low, int high) {
+  ZR_CHECK(value >= low && value <= high, ErrorCode::kUsage, "the schedule has no such number of " + std::string(what),
+           {.where = "program.schedules",
+            .which = std::string(name),
+            .expected = low == high ? std::to_string(low) : std::to_string(low) + " to " + std::to_string(high),
+            .got = std::to_string(value)});
+}
+
+}  // namespace
+
+std::span<const Row> table() {
+  return kTable;
+}
+
+const Row& row_of(std::string_view name) {
+  for (const Row& row : kTable) {
+    if (row.name == name) return row;
+  }
+  const std::vector<std::string> names = schedule_names();
+  const std::string nearest = nearest_name(name, names);
+  throw Error(ErrorCode::kUsage, "there is no such schedule",
+              {.where = "program.schedules",
+               .expected = join(names, ", "),
+               .got = "\"" + std::string(name.substr(0, 40)) + "\"",
+               .hint = nearest.empty() ? "" : "did you mean \"" + nearest + "\"?"});
+}
+
+StepProgram placed_round(std::string_view name, const ScheduleOptions& options) {
+  StepProgram program{.schedule = std::string(name), .micro_batches = options.micro_batches};
+  for (int chunk = 0; chunk < options.ranks * options.chunks_per_rank; ++chunk)
+    program.rank_of_chunk.push_back(chunk % options.ranks);
+  program.actions.resize(static_cast<std::size_t>(options.ranks));
+  return program;
+}
+
+StepProgram keep_micro_batches(StepProgram program, int micro_batches) {
+  program.micro_batches = micro_batches;
+  for (std::vector<Action>& actions : program.actions)
+    std::erase_if(actions, [&](const Action& action) { return action.micro_batch >= micro_batches; });
+  return program;
+}
+
+}  // namespace schedules
+
+StepProgram make_schedule(std::string_view name, const ScheduleOptions& options) {
+  const schedules::Row& row = schedules::row_of(name);
+  schedules::require(name, "ranks", options.ranks, 1, schedules::kMostRanks);
+  schedules::require(name, "micro-batches", options.micro_batches, 1, schedules::kMostMicroBatches);
+  ScheduleOptions filled = options;
+  const int own = row.chunks == schedules::Chunks::kOne ? 1 : 2;
+  if (filled.chunks_per_rank == 0) filled.chunks_per_rank = own;
+  if (row.chunks == schedules::Chunks::kAny) {
+    schedules::require(name, "chunks a rank", filled.chunks_per_rank, 1, schedules::kMostChunks);
+  } else {
+    schedules::require(name, "chunks a rank", filled.chunks_per_rank, own, own);
+  }
+  return row.make(filled);
+}
+
+std::vector<std::string> schedule_names() {
+  std::vector<std::string> names;
+  for (const schedules::Row& row : schedules::table()) names.emplace_back(row.name);
+  return names;
+}
+
+}  // namespace zeroth
