@@ -81,6 +81,9 @@ void bind_core(py::module_& module) {
             return axes;
           },
           py::arg("world"))
+      .def(
+          "micro_steps", [](const Config& config, int world) { return micro_steps_of(config, world); },
+          py::arg("world"))
       .def_property_readonly("sequence",
                              [](const Config& config) {
                                py::dict keys;

@@ -1,4 +1,5 @@
 #include "bindings.h"
+#include "engine_base.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/interrupt.h>
@@ -414,6 +415,10 @@ const char* name_of(Next next) {
 
 }  // namespace
 
+EngineBase& engine_base_of(const py::handle& object) {
+  return object.cast<Engine&>().base();
+}
+
 void rethrow_as_python(const Error& caught) {
   const py::gil_scoped_acquire gil;
   set_python_error(caught);
@@ -434,15 +439,14 @@ void bind_engine(py::module_& module) {
                                      "What a rank's parameter is of the parameter of the whole model.")
       .def(py::init([](std::vector<std::int64_t> logical_shape, std::vector<std::int64_t> offset, std::string distinct,
                        int copies, std::vector<std::string> summed, int parts, int parts_dim, std::vector<int> stages) {
-             return libtorch::ParameterBox{
-                 std::move(logical_shape),
-                 std::move(offset),
-                 parts,
-                 parts_dim,
-                 {.distinct = std::move(distinct),
-                  .copies = copies,
-                  .summed = std::move(summed),
-                  .stages = std::move(stages)}};
+             return libtorch::ParameterBox{std::move(logical_shape),
+                                           std::move(offset),
+                                           parts,
+                                           parts_dim,
+                                           {.distinct = std::move(distinct),
+                                            .copies = copies,
+                                            .summed = std::move(summed),
+                                            .stages = std::move(stages)}};
            }),
            py::arg("logical_shape") = std::vector<std::int64_t>(), py::arg("offset") = std::vector<std::int64_t>(),
            py::arg("distinct") = "", py::arg("copies") = 1, py::arg("summed") = std::vector<std::string>(),

@@ -25,5 +25,6 @@ void bind_checkpoint(py::module_& module);  ///< Manifest, CheckpointReader, Che
 void bind_comm(py::module_& module);        ///< Mesh and Communicator. It includes torch, as bind_engine() does.
 void bind_engine(py::module_& module);      ///< Engine and the hooks of its units
 void bind_parallel(py::module_& module);    ///< what models call between ranks, with gradients
+void bind_pipeline(py::module_& module);    ///< Pipeline, and programs as text; includes torch
 
 }  // namespace zeroth::python

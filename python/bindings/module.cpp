@@ -9,4 +9,5 @@ PYBIND11_MODULE(_C, module) {
   zeroth::python::bind_comm(module);
   zeroth::python::bind_engine(module);
   zeroth::python::bind_parallel(module);
+  zeroth::python::bind_pipeline(module);
 }

@@ -295,6 +295,8 @@ class Config:
     @property
     def norms(self) -> str:
         """zeroth.tensor.norms."""
+    def micro_steps(self, world: int) -> int:
+        """Micro-steps of a step: gradient_accumulation_steps, or what the batch sizes leave."""
     @property
     def pipeline(self) -> dict[str, Any]:
         """The keys of zeroth.pipeline: schedule, chunks, split, unshard."""
@@ -838,3 +840,42 @@ class UnitHooks:
     ) -> None: ...
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
     def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None: ...
+
+def schedule_names() -> list[str]:
+    """The schedules of a pipeline."""
+
+def make_program(
+    schedule: str, ranks: int, micro_batches: int, chunks: int = 0, unshard: str = "micro_batch", step: bool = True
+) -> str:
+    """What each rank of a pipeline does in a step, as text. `chunks`: on each rank, 0: as few as the schedule needs."""
+
+def verify_program(text: str) -> None:
+    """Raises Error USAGE, with the ranks and actions in conflict, for a program that must not run."""
+
+def rank_of_chunk(text: str) -> list[int]:
+    """The rank that has each chunk of a program."""
+
+class Pipeline:
+    """Runs this rank's part of a program; see zeroth/libtorch/pipeline.h."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        stages: Communicator,
+        program: str,
+        units: Sequence[Sequence[int]],
+        forward: Callable[[int, int, list[torch.Tensor | None], str], tuple[list[torch.Tensor | None], str]],
+    ) -> None: ...
+    def train_batch(self) -> tuple[StepResult, float]: ...
+    def eval_batch(self, micro_batches: int = 0) -> float: ...
+    def begin(self) -> None: ...
+    def run(self, action: str) -> None: ...
+    def end(self) -> tuple[StepResult, float]: ...
+    @property
+    def program(self) -> str: ...
+    @property
+    def actions(self) -> list[str]: ...
+    @property
+    def stage(self) -> int: ...
+    def report(self) -> dict[str, int]: ...
+    def reset_report(self) -> None: ...

@@ -32,6 +32,7 @@ from zeroth._pretrained import load_pretrained
 from zeroth._state import Loaded
 from zeroth._units import Unit, units
 from zeroth.parallel import parallelize
+from zeroth.pipe import pipeline
 
 __version__ = _preflight.VERSION
 
@@ -64,5 +65,6 @@ __all__ = [
     "load_pretrained",
     "make_error",
     "parallelize",
+    "pipeline",
     "units",
 ]

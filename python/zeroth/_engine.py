@@ -101,8 +101,13 @@ class Engine:
         self._world: _C.World | None = world
         self._model = model
         settings = to_config(config)
-        _parallelize(model, settings, world, log_level in ("debug", "info"))
-        found = _units.find_units(model) if units is None else _units.named_units(model, units)
+        announce = log_level in ("debug", "info")
+        _parallelize(model, settings, world, announce)
+        pipelined = _pipelined(model, settings, world, announce)
+        if units is not None:
+            found = _units.named_units(model, units)
+        else:
+            found = _units.find_units(model) if pipelined is None else dict(pipelined.units)
         hypers, group_of = _groups(model, params, settings.optimizer_type)
         later = _later(model, trainable_later)
         initial = _deferred.initial_of(model)
@@ -144,7 +149,15 @@ class Engine:
         _owned.update(map(id, self._parameters))
         self._require_same = _watch.follow(model)
         self._handles: list[RemovableHandle] = []
+        self._pipeline = None
+        if pipelined is not None:
+            from zeroth.pipe.runner import Runner  # it needs what this module needs
+
+            self._pipeline = Runner(self._core, pipelined)
+            self._handles.append(model.register_forward_pre_hook(_refuse_forward, prepend=True))
         for index, module in enumerate([model, *modules]):
+            if index == 0 and pipelined is not None:
+                continue  # the pipeline runs the root unit's forwards, a chunk at a time
             hooks = _C.UnitHooks(self._core, index)
             before = (
                 hooks.before
@@ -194,6 +207,48 @@ class Engine:
             raise
         self._core.close_backward(seen)
 
+    def train_batch(self, batches: Iterable[Any]) -> tuple[_C.StepResult, float]:
+        """One step of a pipeline (zeroth.mesh.pp): takes gradient_accumulation_steps micro-batches from `batches`, an
+        iterator, runs this stage's part of the schedule, and updates. All stages of a pipeline are given the same
+        micro-batches; batches differ over dp. Returns the result of the step and the mean loss, on all ranks.
+
+        Without a pipeline it is a loop of forward, backward and step() over the micro-batches; the model returns its
+        loss. Collective and blocking. Raises Error, and whatever the model raises: MISMATCH if there are too few
+        micro-batches, or stages run different schedules; MODEL if the last chunk gives no loss."""
+        if self._pipeline is not None:
+            if self._optimizer is not None:
+                self._optimizer.push()
+            result, loss = self._pipeline.train_batch(batches)
+            return self._stepped(result), loss
+        source = iter(batches)
+        micro_steps = self._config.micro_steps(self._world_size)
+        total = 0.0
+        for _ in range(micro_steps):
+            loss_of_batch = _loss_of(self(**batch) if isinstance(batch := next(source), dict) else self(batch))
+            self.backward(loss_of_batch)
+            total += loss_of_batch.item()
+            stepped = self.step()
+        return stepped, self.average(total / micro_steps)
+
+    def eval_batch(self, batches: Iterable[Any]) -> float:
+        """The mean loss over as many micro-batches as train_batch() takes, without gradients, on all ranks. Collective
+        and blocking. Errors as there."""
+        if self._pipeline is not None:
+            return self._pipeline.eval_batch(batches)
+        source = iter(batches)
+        micro_steps = self._config.micro_steps(self._world_size)
+        total = 0.0
+        with torch.no_grad():
+            for _ in range(micro_steps):
+                batch = next(source)
+                total += _loss_of(self(**batch) if isinstance(batch, dict) else self(batch)).item()
+        return self.average(total / micro_steps)
+
+    @property
+    def pipeline(self) -> Any:
+        """What zeroth.pipeline() did to the model; None without a pipeline."""
+        return None if self._pipeline is None else self._pipeline.done
+
     def step(self) -> _C.StepResult:
         """Ends a micro-step. On the last one it reduces the gradients and updates the parameters on all ranks.
 
@@ -210,7 +265,16 @@ class Engine:
     def _step(self) -> _C.StepResult:
         if self._optimizer is not None:
             self._optimizer.push()
-        result = self._core.step()
+        if self._pipeline is not None:
+            raise _C.make_error(
+                "USAGE",
+                "step() of a pipeline",
+                where="python.engine",
+                hint="engine.train_batch(batches) runs forwards, backwards and the step in the order of its schedule",
+            )
+        return self._stepped(self._core.step())
+
+    def _stepped(self, result: _C.StepResult) -> _C.StepResult:
         if result.boundary:
             self._steps = result.step
             torch.clear_autocast_cache()  # it holds casts of the old values
@@ -699,6 +763,44 @@ def _parallelize(model: nn.Module, config: _C.Config, world: _C.World, announce:
         done = parallelize(model, config, world=world)
         if announce and world.rank == 0:
             print(done, file=sys.stderr, flush=True)
+
+
+def _pipelined(model: nn.Module, config: _C.Config, world: _C.World, announce: bool) -> Any:
+    """Cuts the model for the stages of the configuration's mesh, unless that has been done, and returns what was done;
+    None for one stage."""
+    if config.mesh(world.size).get("pp", 1) == 1:
+        return None
+    from zeroth.pipe.pipeline import pipeline, pipelined_of  # it needs what this module needs
+
+    done = pipelined_of(model) or pipeline(model, config, world=world)
+    if announce and world.rank == 0:
+        print(done, file=sys.stderr, flush=True)
+    return done
+
+
+def _refuse_forward(module: nn.Module, args: tuple[Any, ...]) -> None:
+    raise _C.make_error(
+        "USAGE",
+        "a forward of the whole model, of which this rank has some layers",
+        where="python.engine",
+        which=type(module).__name__,
+        hint="engine.train_batch(batches) and engine.eval_batch(batches) run a pipeline",
+    )
+
+
+def _loss_of(result: Any) -> torch.Tensor:
+    from zeroth.pipe.runner import loss_of
+
+    loss = loss_of(result)
+    if loss is None:
+        raise _C.make_error(
+            "MODEL",
+            "the model gives no loss",
+            where="python.engine",
+            got=type(result).__name__,
+            expected="a tensor, or an output with the attribute loss",
+        )
+    return loss
 
 
 def _refuse_second(model: nn.Module) -> None:

@@ -62,22 +62,26 @@ MeshSpec mesh_of(const Config& config, int world) {
   return mesh;
 }
 
+int micro_steps_of(const Config& config, int world) {
+  const int data_ranks = MeshPlace(mesh_of(config, world), 0, world).size("dp");
+  // Without any batch size in the document there is one micro-step; else the sizes must fit the world.
+  const bool sized = config.train_batch_size || config.train_micro_batch_size_per_gpu;
+  return static_cast<int>(sized ? config.resolve(data_ranks).accumulate
+                                : config.gradient_accumulation_steps.value_or(1));
+}
+
 EngineSettings make_settings(const Config& config, RankCount ranks, std::vector<GroupHyper> groups) {
   EngineSettings settings;
   const MeshSpec mesh = mesh_of(config, ranks.world);
   const MeshPlace place(mesh, 0, ranks.world);
-  const int data_ranks = place.size("dp");
   settings.plan = plan_of(config.zero, {"dp"});
   if (config.mesh.splits_models()) {
     settings.plan.axes = {"dp", "sp"};
     settings.mesh = mesh;
     settings.batch_axes = {"dp"};
   }
-  (void)settings.plan.degrees(data_ranks * place.size("sp"));  // an error now, and not in the engine
-  // Without any batch size in the document there is one micro-step; else the sizes must fit the world.
-  const bool sized = config.train_batch_size || config.train_micro_batch_size_per_gpu;
-  settings.micro_steps =
-      static_cast<int>(sized ? config.resolve(data_ranks).accumulate : config.gradient_accumulation_steps.value_or(1));
+  (void)settings.plan.degrees(place.size("dp") * place.size("sp"));  // an error now, and not in the engine
+  settings.micro_steps = micro_steps_of(config, ranks.world);
   settings.gradient_clipping = config.gradient_clipping;
   settings.groups = std::move(groups);
   settings.optimizer = {

@@ -560,18 +560,22 @@ void Runtime::backward(const at::Tensor& loss) {
   close_backward(seen);
 }
 
-std::uint64_t Runtime::open_backward(const at::Tensor& loss) {
+std::uint64_t Runtime::open_backward_of_part() {
   require_own_process();
   settle();
   if (core_->has_gradients()) guards_.require_there();
   guards_.clear();
+  begins_with_scale_ = scales_loss();
+  return backwards_.number();
+}
+
+std::uint64_t Runtime::open_backward(const at::Tensor& loss) {
   ZR_CHECK(loss.defined() && loss.requires_grad(), ErrorCode::kModel, "no gradient can flow from this loss",
            {.where = "libtorch.backward",
             .expected = "a tensor that requires grad",
             .got = loss.defined() ? "requires_grad is false" : "an undefined tensor",
             .hint = "compute it from the model's output, outside NoGradGuard, and do not detach() it"});
-  begins_with_scale_ = scales_loss();
-  return backwards_.number();
+  return open_backward_of_part();
 }
 
 void Runtime::close_backward(std::uint64_t seen) {
@@ -587,12 +591,12 @@ void Runtime::discard_gradients() {
   core_->discard_gradients();
 }
 
-StepResult Runtime::step() {
+StepResult Runtime::end_step(bool all) {
   require_own_process();
   settle();
   if (core_->has_gradients()) guards_.require_there();
   slots_.require_kept();
-  StepResult result = core_->step();
+  StepResult result = all ? core_->step_all() : core_->step();
   if (result.committed) {
     slots_.refresh();
     slots_.bump_versions(trainable_);

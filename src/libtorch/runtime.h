@@ -105,8 +105,12 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void backward(const at::Tensor& loss);
   [[nodiscard]] std::uint64_t open_backward(const at::Tensor& loss);
   void close_backward(std::uint64_t seen);
+  /// open_backward() of a part of the model, whose first gradients have the loss scale already.
+  [[nodiscard]] std::uint64_t open_backward_of_part();
   void release_parameters();
-  StepResult step();
+  StepResult step() { return end_step(false); }
+  /// Ends all micro-steps at once, see zeroth::Engine::step_all().
+  StepResult step_all() { return end_step(true); }
   /// Never kShareBuffers.
   [[nodiscard]] Next begin_batch(bool has_batch);
   [[nodiscard]] Next join() { return core_->join(); }
@@ -173,6 +177,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void leave_forward(const UnitUse& use) noexcept;
   void enter_backward();
   void leave_backward();
+  StepResult end_step(bool all);
 
   Config config_;
   ModelDescription model_;

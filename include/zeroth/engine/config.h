@@ -97,7 +97,7 @@ struct MeshConfig {
 struct PipelineConfig {
   std::string schedule = "1f1b";  ///< a name of make_schedule()
   int chunks = 0;                 ///< of layers on each stage; 0: as few as the schedule needs
-  std::string split = "auto";     ///< how layers become chunks: "auto", "parameters", "uniform", "type:REGEX"
+  std::string split = "balanced";  ///< how layers become chunks: or "parameters", "uniform"
   std::string unshard = "micro_batch";  ///< stage 3: how long a stage keeps gathered parameters: "micro_batch", "step"
 };
 

@@ -21,6 +21,10 @@ struct RankCount {
 /// multiply to it.
 [[nodiscard]] MeshSpec mesh_of(const Config& config, int world);
 
+/// Micro-steps of a step: gradient_accumulation_steps, or what the batch sizes leave. Throws the errors of mesh_of()
+/// and Config::resolve().
+[[nodiscard]] int micro_steps_of(const Config& config, int world);
+
 /// `groups`: the parameter groups in order. The thread count is config.runtime.threads, or this rank's share of its
 /// host's cores if that is 0. Throws kConfig if the batch sizes do not fit the world.
 [[nodiscard]] EngineSettings make_settings(const Config& config, RankCount ranks, std::vector<GroupHyper> groups);

@@ -10,6 +10,9 @@
 namespace zeroth::config {
 namespace {
 
+/// schedule_names() of the room program.
+constexpr std::string_view kScheduleNames = "gpipe|1f1b|interleaved|zb-h1|zb-h2|zb-v|v-half|v-min|dualpipev";
+
 constexpr std::int64_t kMaxInt = std::numeric_limits<int>::max();
 constexpr std::int64_t kMaxBytes = std::int64_t{1} << 62;
 constexpr std::int64_t kMaxMilliseconds = std::int64_t{7} * 24 * 3600 * 1000;
@@ -419,9 +422,10 @@ constexpr std::array kKeys{
          .choices = "whole|split"}),
     bind<&Config::pipeline, &PipelineConfig::schedule>(
         {.pointer = "/zeroth/pipeline/schedule",
-         .kind = KeyKind::kText,
-         .text = "The order of forwards and backwards of micro-batches, whose number is gradient_accumulation_steps: a "
-                 "name that `zeroth schedule` lists."}),
+         .kind = KeyKind::kChoice,
+         .text = "The order of forwards and backwards of micro-batches, whose number is gradient_accumulation_steps. "
+                 "`zeroth schedule NAME` shows it.",
+         .choices = kScheduleNames}),
     bind<&Config::pipeline, &PipelineConfig::chunks>(
         {.pointer = "/zeroth/pipeline/chunks",
          .kind = KeyKind::kInteger,
@@ -429,9 +433,10 @@ constexpr std::array kKeys{
          .highest = 4096}),
     bind<&Config::pipeline, &PipelineConfig::split>(
         {.pointer = "/zeroth/pipeline/split",
-         .kind = KeyKind::kText,
-         .text = "How the model's layers become chunks: `auto` (parameters, and the work of the head), `parameters`, "
-                 "`uniform`, or `type:REGEX` of layers that are counted."}),
+         .kind = KeyKind::kChoice,
+         .text = "How the model's layers become chunks: `balanced` (parameters, and the work of the head), "
+                 "`parameters`, or `uniform`. zeroth.pipeline(split=...) takes names of layers, too.",
+         .choices = "balanced|parameters|uniform"}),
     bind<&Config::pipeline, &PipelineConfig::unshard>(
         {.pointer = "/zeroth/pipeline/unshard",
          .kind = KeyKind::kChoice,

@@ -214,6 +214,27 @@ std::vector<KeyCase> cases() {
        {{"0", [](auto& c) { return c.zero.optimizer_degree == 0; }},
         {"8", [](auto& c) { return c.zero.optimizer_degree == 8; }}},
        kNotInteger},
+      {"/zeroth/mesh/pp",
+       "{}",
+       {{"1", [](auto& c) { return c.mesh.pp == 1; }}, {"4", [](auto& c) { return c.mesh.pp == 4; }}},
+       {"0", "-1", "1.5", "true"}},
+      {"/zeroth/pipeline/schedule",
+       "{}",
+       {{"\"gpipe\"", [](auto& c) { return c.pipeline.schedule == "gpipe"; }}},
+       {"1", "true"}},
+      {"/zeroth/pipeline/chunks",
+       "{}",
+       {{"0", [](auto& c) { return c.pipeline.chunks == 0; }}, {"2", [](auto& c) { return c.pipeline.chunks == 2; }}},
+       {"-1", "1.5", "true"}},
+      {"/zeroth/pipeline/split",
+       "{}",
+       {{"\"uniform\"", [](auto& c) { return c.pipeline.split == "uniform"; }}},
+       {"1", "true"}},
+      {"/zeroth/pipeline/unshard",
+       "{}",
+       {{"\"micro_batch\"", [](auto& c) { return c.pipeline.unshard == "micro_batch"; }},
+        {"\"step\"", [](auto& c) { return c.pipeline.unshard == "step"; }}},
+       {"\"never\"", "1"}},
       {"/zeroth/mesh/dp",
        "{}",
        {{"0", [](auto& c) { return c.mesh.dp == 0; }}, {"4", [](auto& c) { return c.mesh.dp == 4; }}},
@@ -638,7 +659,10 @@ TEST(ConfigKeys, TheMeshHasDeepSpeedsNamesAndTakesWhatIsLeftForBatches) {
   const EngineSettings settings = make_settings(config, {.world = 24}, {GroupHyper{}});
   EXPECT_EQ(settings.batch_axes, std::vector<std::string>{"dp"});
   EXPECT_EQ(settings.plan.axes, (std::vector<std::string>{"dp", "sp"}));
-  EXPECT_EQ(problem_of(R"({"zeroth": {"mesh": {"pp": 2}}})").pointer, "/zeroth/mesh/pp");
+  const Config staged = Config::from_json_text(R"({"zeroth": {"mesh": {"pp": 2, "tp": 3}}})", "x");
+  EXPECT_EQ(describe(mesh_of(staged, 12)), "pp=2 dp=2 sp=1 tp=3");
+  EXPECT_EQ(make_settings(staged, {.world = 12}, {GroupHyper{}}).batch_axes, std::vector<std::string>{"dp"});
+  EXPECT_EQ(problem_of(R"({"zeroth": {"mesh": {"ep": 2}}})").pointer, "/zeroth/mesh/ep");
   EXPECT_EQ(problem_of(R"({"sequence_parallel_size": 2, "zeroth": {"mesh": {"sp": 2}}})").pointer,
             "/sequence_parallel_size");
 }

@@ -1,0 +1,96 @@
+// Pipeline: runs a StepProgram on a model that is cut into chunks, with an engine that has this rank's chunks.
+//
+//   for each action of this rank's list:
+//     F   inputs of the chunk -> the front end's forward, as one forward of the engine's root unit -> outputs
+//     B   gradients of the outputs -> autograd -> gradients of the inputs; the engine takes those of parameters
+//     I,W the same in two parts: what the chunk before waits for, and the gradients of the weights
+//     SEND_*, RECV_*   values between ranks, by StageLinks; sends go on while this rank computes
+//     UNSHARD, RESHARD a chunk's units stay gathered in between
+//     REDUCE           nothing: the engine was told before the chunk's last backward, which began it
+//     STEP             the engine's step()
+//
+// The executor knows no schedule, no ZeRO stage and no kind of model.
+#pragma once
+
+#include <zeroth/comm/communicator.h>
+#include <zeroth/libtorch/engine.h>
+#include <zeroth/program/step_program.h>
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace zeroth::libtorch {
+
+/// What one chunk gives to the next. Any number of tensors of any shapes, which may change from micro-batch to
+/// micro-batch.
+struct ChunkValues {
+  std::vector<at::Tensor> tensors{};
+  std::string structure{};  ///< the front end's own text, for example how tensors lie in tuples; it travels along
+};
+
+/// Forward of a chunk on one micro-batch, on the caller's thread. Chunk 0 gets no values. The last chunk returns the
+/// loss, one element, as its first tensor.
+using ChunkForward = std::function<ChunkValues(int chunk, int micro_batch, ChunkValues inputs)>;
+
+struct PipelineOptions {
+  StepProgram program{};
+  /// Of each chunk: the engine's units (numbers of ModelDescription::units) that its layers are. Only those of this
+  /// rank's chunks are read.
+  std::vector<std::vector<int>> units{};
+  ChunkForward forward{};
+};
+
+/// Counts since the last reset, of this rank.
+struct PipelineReport {
+  std::uint64_t actions = 0;
+  std::uint64_t sent_bytes = 0;  ///< of values and gradients, without their descriptions
+  std::uint64_t received_bytes = 0;
+  std::uint64_t descriptions = 0;      ///< of values whose form was new, sent
+  int live_peak = 0;                   ///< most (chunk, micro-batch) pairs between their forward and their backward
+  std::uint64_t weights_deferred = 0;  ///< gradients of parameters that W computed
+  std::uint64_t weights_whole = 0;     ///< that I computed and W gave to the engine
+};
+
+/// One thread at a time; the engine's.
+class Pipeline {
+ public:
+  /// `stages`: the ranks of the pipeline, in order of their stages. Not collective. Throws kUsage if the program is
+  /// refuted by verify(), or does not fit the ranks or the engine's number of micro-steps. `engine` must outlive it.
+  Pipeline(EngineBase& engine, Communicator stages, PipelineOptions options);
+  Pipeline(const Pipeline&) = delete;
+  Pipeline& operator=(const Pipeline&) = delete;
+  ~Pipeline();
+
+  struct Result {
+    StepResult step{};
+    double loss = 0.0;  ///< mean over micro-batches and ranks with batches of their own; the same on all ranks
+  };
+  /// One step: all actions of this rank. Collective over all ranks, blocks.
+  Result train_batch();
+  /// The forwards alone, without gradients; returns the mean loss on all ranks. Collective, blocks. `micro_batches`: 0
+  /// as in training.
+  double eval_batch(int micro_batches = 0);
+
+  /// The same in parts, for loops of the caller's own: begin(), run() of each of actions() in order, end().
+  void begin();
+  void run(const Action& action);
+  [[nodiscard]] Result end();
+
+  [[nodiscard]] const StepProgram& program() const;
+  /// This rank's list.
+  [[nodiscard]] const std::vector<Action>& actions() const;
+  [[nodiscard]] int stage() const;
+  [[nodiscard]] PipelineReport report() const;
+  void reset_report();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace zeroth::libtorch

@@ -1,0 +1,127 @@
+#include "bindings.h"
+#include "engine_base.h"
+#include "rank_group.h"
+
+#include <zeroth/base/error.h>
+#include <zeroth/libtorch/pipeline.h>
+#include <zeroth/program/passes.h>
+#include <zeroth/program/schedules.h>
+#include <zeroth/program/verify.h>
+
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace zeroth::python {
+namespace {
+
+using libtorch::ChunkValues;
+using libtorch::Pipeline;
+using Tensors = std::vector<std::optional<at::Tensor>>;
+
+Tensors to_python(const std::vector<at::Tensor>& tensors) {
+  Tensors result;
+  for (const at::Tensor& tensor : tensors) result.push_back(tensor.defined() ? std::optional(tensor) : std::nullopt);
+  return result;
+}
+
+/// A forward of Python, which is called with the GIL and goes with it.
+libtorch::ChunkForward forward_of(py::function function) {
+  const std::shared_ptr<py::function> owned(new py::function(std::move(function)), [](py::function* held) {
+    const py::gil_scoped_acquire gil;
+    delete held;
+  });
+  return [owned](int chunk, int micro_batch, ChunkValues inputs) {
+    const py::gil_scoped_acquire gil;
+    const auto [tensors, structure] = (*owned)(chunk, micro_batch, to_python(inputs.tensors), inputs.structure)
+                                          .cast<std::pair<Tensors, std::string>>();
+    ChunkValues values{.structure = structure};
+    for (const std::optional<at::Tensor>& tensor : tensors) values.tensors.push_back(tensor.value_or(at::Tensor()));
+    return values;
+  };
+}
+
+std::string make_program(const std::string& schedule, int ranks, int micro_batches, int chunks,
+                         const std::string& unshard, bool step) {
+  const StepProgram program =
+      make_schedule(schedule, {.ranks = ranks, .micro_batches = micro_batches, .chunks_per_rank = chunks});
+  return to_text(lower(program, {.gathers = unshard == "step" ? Gathers::kKept : Gathers::kNone, .step = step}));
+}
+
+py::tuple result_of(const Pipeline::Result& result) {
+  return py::make_tuple(result.step, result.loss);
+}
+
+}  // namespace
+
+void bind_pipeline(py::module_& module) {
+  using NoGil = py::call_guard<py::gil_scoped_release>;
+  module.def("schedule_names", &schedule_names);
+  module.def("make_program", &make_program, py::arg("schedule"), py::arg("ranks"), py::arg("micro_batches"),
+             py::arg("chunks") = 0, py::arg("unshard") = "micro_batch", py::arg("step") = true);
+  module.def("verify_program", [](const std::string& text) { verify(parse_program(text)); }, py::arg("text"));
+  module.def(
+      "rank_of_chunk", [](const std::string& text) { return parse_program(text).rank_of_chunk; }, py::arg("text"));
+
+  py::class_<Pipeline>(module, "Pipeline")
+      .def(py::init([](const py::object& engine, const py::object& stages, const std::string& program,
+                       std::vector<std::vector<int>> units, py::function forward) {
+             return std::make_unique<Pipeline>(engine_base_of(engine), rank_group_of(stages).communicator(),
+                                               libtorch::PipelineOptions{.program = parse_program(program),
+                                                                         .units = std::move(units),
+                                                                         .forward = forward_of(std::move(forward))});
+           }),
+           py::arg("engine"), py::arg("stages"), py::arg("program"), py::arg("units"), py::arg("forward"),
+           py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
+      .def("train_batch",
+           [](Pipeline& self) {
+             const Pipeline::Result result = [&] {
+               const py::gil_scoped_release no_gil;
+               return self.train_batch();
+             }();
+             return result_of(result);
+           })
+      .def("eval_batch", &Pipeline::eval_batch, py::arg("micro_batches") = 0, NoGil())
+      .def("begin", &Pipeline::begin, NoGil())
+      .def(
+          "run", [](Pipeline& self, const std::string& action) { self.run(parse_action(action)); }, py::arg("action"),
+          NoGil())
+      .def("end",
+           [](Pipeline& self) {
+             const Pipeline::Result result = [&] {
+               const py::gil_scoped_release no_gil;
+               return self.end();
+             }();
+             return result_of(result);
+           })
+      .def_property_readonly("program", [](const Pipeline& self) { return to_text(self.program()); })
+      .def_property_readonly("actions",
+                             [](const Pipeline& self) {
+                               std::vector<std::string> texts;
+                               for (const Action& action : self.actions()) texts.push_back(to_text(action));
+                               return texts;
+                             })
+      .def_property_readonly("stage", &Pipeline::stage)
+      .def("report",
+           [](const Pipeline& self) {
+             const libtorch::PipelineReport report = self.report();
+             py::dict values;
+             values["actions"] = report.actions;
+             values["sent_bytes"] = report.sent_bytes;
+             values["received_bytes"] = report.received_bytes;
+             values["descriptions"] = report.descriptions;
+             values["live_peak"] = report.live_peak;
+             values["weights_deferred"] = report.weights_deferred;
+             values["weights_whole"] = report.weights_whole;
+             return values;
+           })
+      .def("reset_report", &Pipeline::reset_report);
+}
+
+}  // namespace zeroth::python

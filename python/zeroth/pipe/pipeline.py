@@ -1,0 +1,190 @@
+"""Cuts a model into the stages of a pipeline."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from zeroth import _C, _boxes, _units
+from zeroth._config import ConfigLike, to_config
+from zeroth.parallel._refuse import refuse
+from zeroth.pipe.chain import Chain, chain_of
+from zeroth.pipe.partition import partition
+
+__all__ = ["Pipelined", "pipeline", "pipelined_of"]
+
+_WHERE = "pipe.pipeline"
+_MARK = "_zeroth_pipeline"
+_SPLITS = {"balanced": "auto"}
+"""names of zeroth.pipeline.split that partition() calls otherwise"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Pipelined:
+    """What pipeline() did to a model."""
+
+    chain: Chain
+    mesh: _C.Mesh
+    program: str
+    """what each stage does in a step, as text"""
+    bounds: Sequence[int]
+    """chunk c has the layers from bounds[c] to bounds[c + 1] - 1"""
+    stage_of_chunk: Sequence[int]
+    micro_batches: int
+    units: Mapping[str, nn.Module]
+    """by path, as found before parameters were given away"""
+
+    @property
+    def model(self) -> nn.Module:
+        """The module whose parameters are those of the job."""
+        return self.chain.model
+
+    @property
+    def stage(self) -> int:
+        """This rank's stage, from 0."""
+        return self.mesh.coordinate("pp")
+
+    def chunks_of(self, stage: int) -> list[int]:
+        """The chunks of a stage, in the order of their layers."""
+        return [chunk for chunk, owner in enumerate(self.stage_of_chunk) if owner == stage]
+
+    def chunks_of_parameter(self, name: str) -> list[int]:
+        """The chunks whose layers use a parameter, ascending."""
+        layers = self.chain.uses.get(name, ())
+        return sorted({_chunk_of_layer(self.bounds, layer) for layer in layers})
+
+    def __str__(self) -> str:
+        lines = [
+            f"pipeline of {self.mesh.size('pp')} stages, {len(self.stage_of_chunk)} chunks, "
+            f"{self.micro_batches} micro-batches a step"
+        ]
+        for stage in range(self.mesh.size("pp")):
+            parts = []
+            for chunk in self.chunks_of(stage):
+                first, last = self.bounds[chunk], self.bounds[chunk + 1] - 1
+                names = [self.chain.layers[first].name, self.chain.layers[last].name]
+                parts.append(f"chunk {chunk}: " + (names[0] if first == last else " to ".join(names)))
+            lines.append(f"  stage {stage}: " + "; ".join(parts))
+        return "\n".join(lines)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Pipelined":
+        return self
+
+
+def _chunk_of_layer(bounds: Sequence[int], layer: int) -> int:
+    return next(chunk for chunk in range(len(bounds) - 1) if bounds[chunk] <= layer < bounds[chunk + 1])
+
+
+def pipelined_of(model: nn.Module) -> Pipelined | None:
+    """What pipeline() noted on the model."""
+    found: Pipelined | None = vars(model).get(_MARK)
+    return found
+
+
+def pipeline(
+    model: nn.Module | Sequence[Any],
+    config: ConfigLike = None,
+    *,
+    world: _C.World | None = None,
+    split: str | Sequence[str] | None = None,
+    loss_fn: Callable[..., torch.Tensor] | None = None,
+    speeds: Sequence[float] | None = None,
+    weights: Sequence[float] | None = None,
+) -> Pipelined:
+    """Cuts a model in place into the stages of the configuration's mesh, zeroth.mesh.pp. zeroth.Engine does it for a
+    model that is not cut yet; call it before for a loss function or another cut, or to see it:
+    print(zeroth.pipeline(...)).
+
+    `model`: see chain_of(). `split`: see partition(); None: zeroth.pipeline.split of the configuration. `loss_fn`: for
+    models without a loss of their own. `speeds`, `weights`: see partition().
+
+    Parameters of other stages keep their names and become empty on this rank; engine.full(name), state_dict(), saves and
+    loads are those of the whole model. A weight that several stages use is on each of them, and its gradients are
+    summed over them. All ranks build the model from the same seed.
+
+    Collective and blocking. Raises Error, before the model is changed: MODEL for a model that cannot be cut; CONFIG for
+    a mesh that does not fit the ranks, or has one stage; USAGE."""
+    settings = to_config(config)
+    if world is None:
+        world = _C.World.from_environment()
+    axes = settings.mesh(world.size)
+    if axes.get("pp", 1) < 2:
+        refuse(
+            "the configuration has one stage",
+            code="CONFIG",
+            where=_WHERE,
+            which="zeroth.mesh.pp",
+            expected="2 or more",
+            got="1",
+        )
+    if isinstance(model, nn.Module) and pipelined_of(model) is not None:
+        refuse("the model is a pipeline already", where=_WHERE, which=type(model).__name__)
+    chain = chain_of(model, loss_fn=loss_fn)
+    keys = settings.pipeline
+    micro_batches = settings.micro_steps(world.size)
+    program = _C.make_program(
+        keys["schedule"], axes["pp"], micro_batches, chunks=keys["chunks"], unshard=_unshard(settings)
+    )
+    stage_of_chunk = _C.rank_of_chunk(program)
+    bounds = partition(chain, len(stage_of_chunk), split or _SPLITS.get(keys["split"], keys["split"]), weights=weights, speeds=speeds)
+    mesh = world.mesh(axes, settings)
+    done = Pipelined(
+        chain=chain,
+        mesh=mesh,
+        program=program,
+        bounds=bounds,
+        stage_of_chunk=stage_of_chunk,
+        micro_batches=micro_batches,
+        units=_units.find_units(chain.model),
+    )
+    _give_away(done)
+    object.__setattr__(chain.model, _MARK, done)
+    _boxes.mark(chain.model, _boxes.Split(world, axes))
+    return done
+
+
+def _unshard(settings: _C.Config) -> str:
+    """UNSHARD and RESHARD are in the program only where parameters are kept gathered over several micro-batches."""
+    keys = settings.pipeline
+    return str(keys["unshard"]) if settings.zero_stage == 3 else "micro_batch"
+
+
+def _give_away(done: Pipelined) -> None:
+    """Notes on each parameter which stages use it, and empties those of other stages."""
+    everywhere = list(range(done.mesh.size("pp")))
+    for name, parameter in done.chain.model.named_parameters():
+        chunks = done.chunks_of_parameter(name)
+        stages = sorted({done.stage_of_chunk[chunk] for chunk in chunks}) or everywhere
+        if parameter.dim() == 0:  # no box of it is empty
+            stages = everywhere
+        _boxes.put_box(parameter, _box(parameter, stages))
+        if done.stage not in stages:
+            parameter.data = parameter.data.new_empty((0, *parameter.shape[1:]))
+
+
+def _box(parameter: nn.Parameter, stages: list[int]) -> _C.ParameterBox:
+    box = _boxes.box_of(parameter)
+    if box is None:
+        return _C.ParameterBox(list(parameter.shape), [0] * parameter.dim(), stages=stages)
+    return _C.ParameterBox(
+        box.logical_shape or list(parameter.shape),
+        box.offset or [0] * parameter.dim(),
+        box.distinct,
+        box.copies,
+        box.summed,
+        box.parts,
+        box.parts_dim,
+        stages,
+    )
+
+
+def units_of_chunks(done: Pipelined, units: Sequence[tuple[str, bool, Sequence[str]]]) -> list[list[int]]:
+    """For each chunk the engine's units that have parameters of it. `units`: as _C.Engine.units."""
+    found: list[list[int]] = [[] for _ in done.stage_of_chunk]
+    chunks: Mapping[str, list[int]] = {name: done.chunks_of_parameter(name) for _, _, names in units for name in names}
+    for number, (_, _, names) in enumerate(units):
+        for chunk in sorted({chunk for name in names for chunk in chunks[name]}):
+            found[chunk].append(number)
+    return found

@@ -1,0 +1,194 @@
+#include "libtorch/pipeline/chunk_graph.h"
+
+#include <zeroth/base/error.h>
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+namespace zeroth::libtorch {
+namespace {
+
+using torch::autograd::AccumulateGrad;
+using torch::autograd::Edge;
+using torch::autograd::edge_list;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+variable_list run(const edge_list& roots, const variable_list& gradients, bool keeps_graph, bool accumulates,
+                  const edge_list& outputs) {
+  return torch::autograd::Engine::get_default_engine().execute(roots, gradients, keeps_graph, /*create_graph=*/false,
+                                                               accumulates, outputs);
+}
+
+bool is_product(const Node& node) {
+  constexpr std::array<std::string_view, 6> kProducts{"AddmmBackward0", "MmBackward0",          "LinearBackward0",
+                                                      "BmmBackward0",   "ConvolutionBackward0", "EmbeddingBackward0"};
+  const std::string name = node.name();
+  return std::ranges::find(kProducts, name) != kProducts.end();
+}
+
+/// The parameter that an edge leads to through views and casts of it alone; null if it leads elsewhere.
+AccumulateGrad* parameter_behind(const Edge& edge) {
+  constexpr std::array<std::string_view, 8> kViews{"TBackward0",       "TransposeBackward0",    "ViewBackward0",
+                                                   "PermuteBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0",
+                                                   "AliasBackward0",   "ToCopyBackward0"};
+  Node* node = edge.function.get();
+  while (node != nullptr) {
+    if (auto* leaf = dynamic_cast<AccumulateGrad*>(node)) return leaf;
+    const std::string name = node->name();
+    if (std::ranges::find(kViews, name) == kViews.end() || node->num_outputs() != 1) return nullptr;
+    node = node->next_edge(0).function.get();
+  }
+  return nullptr;
+}
+
+/// The nodes behind some edges, each once.
+std::vector<std::shared_ptr<Node>> nodes_behind(const edge_list& roots) {
+  std::vector<std::shared_ptr<Node>> nodes;
+  std::unordered_set<const Node*> known;
+  std::vector<std::shared_ptr<Node>> next;
+  const auto visit = [&](const Edge& edge) {
+    if (edge.is_valid() && known.insert(edge.function.get()).second) next.push_back(edge.function);
+  };
+  for (const Edge& root : roots) visit(root);
+  while (!next.empty()) {
+    std::shared_ptr<Node> node = std::move(next.back());
+    next.pop_back();
+    for (const Edge& edge : node->next_edges()) visit(edge);
+    nodes.push_back(std::move(node));
+  }
+  return nodes;
+}
+
+}  // namespace
+
+ChunkGraph::ChunkGraph(std::vector<at::Tensor> inputs, const std::vector<at::Tensor>& outputs)
+    : inputs_(std::move(inputs)) {
+  for (const at::Tensor& output : outputs) {
+    wants_.push_back(output.defined() && output.requires_grad());
+    if (wants_.back()) outputs_.push_back(torch::autograd::impl::gradient_edge(output));
+  }
+}
+
+ChunkGraph::Roots ChunkGraph::roots_for(const std::vector<at::Tensor>& gradients) const {
+  ZR_CHECK(gradients.size() == wants_.size(), ErrorCode::kMismatch,
+           "a chunk got gradients for another number of outputs",
+           {.where = "libtorch.pipeline",
+            .expected = std::to_string(wants_.size()),
+            .got = std::to_string(gradients.size())});
+  Roots roots;
+  std::size_t edge = 0;
+  for (std::size_t output = 0; output < wants_.size(); ++output) {
+    if (!wants_[output]) continue;
+    const Edge& root = outputs_[edge++];
+    if (!gradients[output].defined()) continue;
+    roots.edges.push_back(root);
+    roots.gradients.push_back(gradients[output]);
+  }
+  return roots;
+}
+
+void ChunkGraph::backward(const std::vector<at::Tensor>& gradients) {
+  const Roots roots = roots_for(gradients);
+  if (!roots.edges.empty()) run(roots.edges, roots.gradients, /*keeps_graph=*/false, /*accumulates=*/true, {});
+  input_gradients_.clear();
+  for (at::Tensor& input : inputs_) {
+    input_gradients_.push_back(input.defined() && input.requires_grad() ? input.grad() : at::Tensor());
+    if (input.defined() && input.requires_grad()) input.mutable_grad().reset();
+  }
+  outputs_.clear();
+  inputs_.clear();
+}
+
+void ChunkGraph::backward_inputs(const std::vector<at::Tensor>& gradients) {
+  const Roots roots = roots_for(gradients);
+  edge_list wanted;  // of inputs; at products with weights; of all other parameters
+  std::vector<std::size_t> input_at;
+  std::unordered_set<const Node*> of_inputs;
+  for (std::size_t index = 0; index < inputs_.size(); ++index) {
+    if (!inputs_[index].defined() || !inputs_[index].requires_grad()) continue;
+    wanted.push_back(torch::autograd::impl::gradient_edge(inputs_[index]));
+    of_inputs.insert(wanted.back().function.get());
+    input_at.push_back(index);
+  }
+  find_late(roots.edges, of_inputs);
+  wanted.insert(wanted.end(), late_edges_.begin(), late_edges_.end());
+  const variable_list found =
+      roots.edges.empty() ? variable_list(wanted.size())
+                          : run(roots.edges, roots.gradients, /*keeps_graph=*/true, /*accumulates=*/false, wanted);
+  input_gradients_.assign(inputs_.size(), at::Tensor());
+  for (std::size_t at = 0; at < input_at.size(); ++at) input_gradients_[input_at[at]] = found[at];
+  late_gradients_.assign(found.begin() + static_cast<std::ptrdiff_t>(input_at.size()), found.end());
+  // What W does not need goes now.
+  for (const auto& node : nodes_behind(roots.edges)) {
+    const bool runs_late =
+        std::ranges::any_of(late_edges_, [&](const Edge& late) { return late.function.get() == node.get(); });
+    if (!runs_late && parameter_behind({node, 0}) == nullptr) node->release_variables();
+  }
+  outputs_.clear();
+  inputs_.clear();
+}
+
+void ChunkGraph::find_late(const edge_list& roots, const std::unordered_set<const Node*>& of_inputs) {
+  late_edges_.clear();
+  late_parameters_.clear();
+  const std::vector<std::shared_ptr<Node>> nodes = nodes_behind(roots);
+  std::unordered_map<const Node*, std::shared_ptr<Node>> leaves;
+  std::unordered_map<const Node*, bool> parameters;  // whether products alone use it
+  const auto parameter_of = [&](const Edge& edge) -> const Node* {
+    const Node* leaf = edge.is_valid() ? parameter_behind(edge) : nullptr;
+    return leaf == nullptr || of_inputs.contains(leaf) ? nullptr : leaf;
+  };
+  for (const auto& node : nodes) {
+    if (dynamic_cast<AccumulateGrad*>(node.get()) != nullptr) leaves.emplace(node.get(), node);
+    if (parameter_behind({node, 0}) != nullptr) continue;  // a view of a parameter is no use of it
+    for (const Edge& edge : node->next_edges()) {
+      const Node* const leaf = parameter_of(edge);
+      if (leaf == nullptr) continue;
+      const auto [found, fresh] = parameters.try_emplace(leaf, true);
+      found->second = found->second && is_product(*node);
+    }
+  }
+  for (const auto& node : nodes) {
+    const bool is_late = is_product(*node) && std::ranges::any_of(node->next_edges(), [&](const Edge& edge) {
+                           const Node* const leaf = parameter_of(edge);
+                           return leaf != nullptr && parameters.at(leaf);
+                         });
+    if (is_late) late_edges_.emplace_back(node, 0);
+  }
+  for (const auto& [leaf, by_products] : parameters) {
+    late_parameters_.emplace_back(leaves.at(leaf), 0);
+    (by_products ? deferred_ : whole_) += 1;
+    if (!by_products) late_edges_.emplace_back(leaves.at(leaf), 0);
+  }
+}
+
+void ChunkGraph::backward_weights() {
+  edge_list edges;
+  variable_list gradients;
+  for (std::size_t at = 0; at < late_edges_.size(); ++at) {
+    if (!late_gradients_[at].defined()) continue;
+    edges.push_back(late_edges_[at]);
+    gradients.push_back(late_gradients_[at]);
+  }
+  if (!edges.empty()) run(edges, gradients, /*keeps_graph=*/false, /*accumulates=*/true, late_parameters_);
+  late_edges_.clear();
+  late_gradients_.clear();
+  late_parameters_.clear();
+}
+
+std::vector<at::Tensor> ChunkGraph::take_input_gradients() {
+  return std::exchange(input_gradients_, {});
+}
+
+}  // namespace zeroth::libtorch

@@ -1,0 +1,398 @@
+#include "libtorch/pipeline/chunk_graph.h"
+#include "libtorch/pipeline/stage_links.h"
+#include "libtorch/runtime.h"
+
+#include <zeroth/base/error.h>
+#include <zeroth/base/text.h>
+#include <zeroth/libtorch/pipeline.h>
+#include <zeroth/program/passes.h>
+#include <zeroth/program/verify.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/full_like.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+namespace zeroth::libtorch {
+namespace {
+
+constexpr const char* kWhere = "libtorch.pipeline";
+
+using Key = std::pair<int, int>;  // chunk, micro-batch
+
+Key key_of(const Action& action) {
+  return {action.chunk, action.micro_batch};
+}
+
+bool is_last_of_backward(ActionKind kind) {
+  return kind == ActionKind::kBackward || kind == ActionKind::kBackwardWeight;
+}
+
+}  // namespace
+
+class Pipeline::Impl {
+ public:
+  Impl(EngineBase& engine, Communicator stages, PipelineOptions options)
+      : runtime_(engine.runtime()), stages_(std::move(stages)), options_(std::move(options)), links_(stages_, 0) {
+    verify(options_.program);
+    require_fits();
+    digest_ = digest64(to_text(options_.program));
+    runtime_->core().steer();
+    find_last_backwards();
+  }
+
+  void begin() {
+    ZR_CHECK(!running_, ErrorCode::kUsage, "a step of the pipeline is under way",
+             {.where = kWhere, .hint = "end() it"});
+    running_ = true;
+    program_ = &options_.program;
+    links_.begin_step(++step_, digest_);
+    result_.reset();
+    losses_ = 0.0;
+  }
+
+  void run(const Action& action) {
+    ++report_.actions;
+    switch (action.kind) {
+      case ActionKind::kForward:
+        return forward(action);
+      case ActionKind::kBackward:
+      case ActionKind::kBackwardInput:
+      case ActionKind::kBackwardWeight:
+        return backward(action);
+      case ActionKind::kSendForward:
+        return send(action, stage_of(action.chunk + 1), {.chunk = action.chunk + 1, .micro_batch = action.micro_batch});
+      case ActionKind::kSendBackward:
+        return send(action, stage_of(action.chunk - 1),
+                    {.is_gradient = true, .chunk = action.chunk - 1, .micro_batch = action.micro_batch});
+      case ActionKind::kRecvForward:
+        return receive(stage_of(action.chunk - 1), {.chunk = action.chunk, .micro_batch = action.micro_batch});
+      case ActionKind::kRecvBackward:
+        return receive(stage_of(action.chunk + 1),
+                       {.is_gradient = true, .chunk = action.chunk, .micro_batch = action.micro_batch});
+      case ActionKind::kUnshard:
+        for (const int unit : units_of(action.chunk)) runtime_->core().keep_gathered(unit);
+        return;
+      case ActionKind::kReshard:
+        for (const int unit : units_of(action.chunk)) runtime_->core().give_back(unit);
+        return;
+      case ActionKind::kStep:
+        links_.settle();
+        result_ = runtime_->step_all();
+        return;
+      case ActionKind::kReduce:
+        return;  // begun by the last backward of the chunk
+      default:
+        break;
+    }
+    throw Error(ErrorCode::kUsage, "the executor has no such action", {.where = kWhere, .which = to_text(action)});
+  }
+
+  Result end() {
+    links_.settle();
+    running_ = false;
+    return {.step = result_.value_or(StepResult{}), .loss = mean_loss(options_.program.micro_batches)};
+  }
+
+  double evaluate(int micro_batches) {
+    StepProgram program = only_forwards(options_.program);
+    (void)micro_batches;
+    const at::NoGradGuard no_grad;
+    begin();
+    program_ = &program;
+    guarded([&] {
+      for (const Action& action : program.actions[static_cast<std::size_t>(stages_.rank())]) run(action);
+    });
+    links_.settle();
+    running_ = false;
+    return mean_loss(program.micro_batches);
+  }
+
+  Result train() {
+    begin();
+    guarded([&] {
+      for (const Action& action : actions()) run(action);
+    });
+    return end();
+  }
+
+  [[nodiscard]] const StepProgram& program() const { return options_.program; }
+  [[nodiscard]] const std::vector<Action>& actions() const {
+    return options_.program.actions[static_cast<std::size_t>(stages_.rank())];
+  }
+  [[nodiscard]] int stage() const { return stages_.rank(); }
+  [[nodiscard]] PipelineReport report() const {
+    PipelineReport report = report_;
+    report.sent_bytes = links_.sent_bytes();
+    report.received_bytes = links_.received_bytes();
+    report.descriptions = links_.descriptions();
+    return report;
+  }
+  void reset_report() {
+    report_ = {};
+    links_.reset_counters();
+  }
+
+ private:
+  struct InFlight {
+    std::vector<at::Tensor> inputs;
+    ChunkGraph graph;
+    std::vector<at::Tensor> loss;  ///< of the last chunk: as its gradient begins
+  };
+
+  void require_fits() const {
+    const StepProgram& program = options_.program;
+    ZR_CHECK(program.ranks() == stages_.size(), ErrorCode::kUsage, "the program is for another number of stages",
+             {.where = kWhere,
+              .which = program.schedule,
+              .expected = std::to_string(stages_.size()),
+              .got = std::to_string(program.ranks())});
+    const int micro_steps = runtime_->core().settings().micro_steps;
+    ZR_CHECK(program.micro_batches == micro_steps, ErrorCode::kUsage,
+             "the program has another number of micro-batches than the engine has micro-steps",
+             {.where = kWhere,
+              .which = program.schedule,
+              .expected = "gradient_accumulation_steps, " + std::to_string(micro_steps),
+              .got = std::to_string(program.micro_batches)});
+    ZR_CHECK(static_cast<int>(options_.units.size()) == program.chunks(), ErrorCode::kUsage,
+             "the chunks of the program are not those of the model",
+             {.where = kWhere,
+              .which = program.schedule,
+              .expected = std::to_string(program.chunks()),
+              .got = std::to_string(options_.units.size())});
+    ZR_CHECK(static_cast<bool>(options_.forward), ErrorCode::kUsage, "a pipeline without a forward", {.where = kWhere});
+  }
+
+  /// A unit's gradients are complete in the last backward of the last of its chunks.
+  void find_last_backwards() {
+    std::map<int, std::size_t> last;  // by unit
+    for (std::size_t at = 0; at < actions().size(); ++at) {
+      const Action& action = actions()[at];
+      if (!is_last_of_backward(action.kind)) continue;
+      for (const int unit : units_of(action.chunk)) last[unit] = at;
+    }
+    for (const auto& [unit, at] : last) {
+      const Action& action = actions()[at];
+      last_backwards_[key_of(action)].push_back(unit);
+    }
+  }
+
+  [[nodiscard]] int stage_of(int chunk) const {
+    return options_.program.rank_of_chunk.at(static_cast<std::size_t>(chunk));
+  }
+  [[nodiscard]] bool is_last(int chunk) const { return chunk + 1 == options_.program.chunks(); }
+  [[nodiscard]] const std::vector<int>& units_of(int chunk) const {
+    return options_.units[static_cast<std::size_t>(chunk)];
+  }
+
+  void forward(const Action& action) {
+    SentValues given;
+    if (action.chunk > 0) given = take(values_, key_of(action));
+    InFlight flight;
+    for (std::size_t index = 0; index < given.tensors.size(); ++index) {
+      at::Tensor& tensor = given.tensors[index];
+      if (given.has_gradient[index] && at::GradMode::is_enabled()) tensor.requires_grad_(true);
+      flight.inputs.push_back(tensor);
+    }
+    ChunkValues outputs;
+    {
+      UnitScope scope(runtime_, 0);
+      outputs = options_.forward(action.chunk, action.micro_batch,
+                                 {.tensors = std::move(given.tensors), .structure = std::move(given.structure)});
+      scope.finish(outputs.tensors);
+    }
+    if (is_last(action.chunk)) {
+      require_loss(outputs, action);
+      losses_ += outputs.tensors[0].item<double>();
+      outputs.tensors.resize(1);
+      if (at::GradMode::is_enabled()) flight.loss = {first_gradient(outputs.tensors[0])};
+    }
+    flight.graph = ChunkGraph(flight.inputs, outputs.tensors);
+    if (!is_last(action.chunk)) {
+      SentValues next{.structure = std::move(outputs.structure)};
+      for (const at::Tensor& tensor : outputs.tensors) {
+        next.has_gradient.push_back(tensor.defined() && tensor.requires_grad());
+        next.tensors.push_back(tensor.defined() ? tensor.detach() : tensor);
+      }
+      put_next({action.chunk + 1, action.micro_batch}, stage_of(action.chunk + 1), std::move(next), values_,
+               sent_values_);
+    }
+    if (!at::GradMode::is_enabled()) return;
+    flights_.insert_or_assign(key_of(action), std::move(flight));
+    report_.live_peak = std::max(report_.live_peak, static_cast<int>(flights_.size()));
+  }
+
+  void backward(const Action& action) {
+    const Key key = key_of(action);
+    InFlight& flight = flights_.at(key);
+    std::vector<at::Tensor> gradients;
+    if (action.kind != ActionKind::kBackwardWeight) {
+      gradients = is_last(action.chunk) ? flight.loss : take(gradients_, key).tensors;
+    }
+    zeroth::Engine& core = runtime_->core();
+    core.enter_micro_step(action.micro_batch);
+    if (is_last_of_backward(action.kind)) {
+      if (const auto last = last_backwards_.find(key); last != last_backwards_.end())
+        core.end_gradients_of_step(last->second);
+    }
+    const std::uint64_t seen = runtime_->open_backward_of_part();
+    try {
+      switch (action.kind) {
+        case ActionKind::kBackwardInput:
+          flight.graph.backward_inputs(gradients);
+          break;
+        case ActionKind::kBackwardWeight:
+          flight.graph.backward_weights();
+          break;
+        default:
+          flight.graph.backward(gradients);
+          break;
+      }
+    } catch (...) {
+      runtime_->fail_backward();
+      throw;
+    }
+    runtime_->close_backward(seen);
+    if (action.kind != ActionKind::kBackwardWeight && action.chunk > 0) {
+      SentValues back{.tensors = flight.graph.take_input_gradients()};
+      back.has_gradient.assign(back.tensors.size(), false);
+      put_next({action.chunk - 1, action.micro_batch}, stage_of(action.chunk - 1), std::move(back), gradients_,
+               sent_gradients_);
+    }
+    if (!is_last_of_backward(action.kind)) return;
+    report_.weights_deferred += flight.graph.deferred();
+    report_.weights_whole += flight.graph.whole();
+    flights_.erase(key);
+  }
+
+  /// To a chunk of this rank, or to what a send will take.
+  void put_next(const Key& to, int stage, SentValues values, std::map<Key, SentValues>& here,
+                std::map<Key, SentValues>& away) const {
+    (stage == stages_.rank() ? here : away).insert_or_assign(to, std::move(values));
+  }
+
+  static SentValues take(std::map<Key, SentValues>& from, const Key& key) {
+    const auto found = from.find(key);
+    ZR_CHECK(found != from.end(), ErrorCode::kInternal, "values that a chunk needs are not there",
+             {.where = kWhere,
+              .which = "chunk " + std::to_string(key.first) + ", micro-batch " + std::to_string(key.second)});
+    SentValues values = std::move(found->second);
+    from.erase(found);
+    return values;
+  }
+
+  void send(const Action& action, int to, const Parcel& parcel) {
+    (void)action;
+    links_.send(to, parcel,
+                take(parcel.is_gradient ? sent_gradients_ : sent_values_, {parcel.chunk, parcel.micro_batch}));
+  }
+
+  void receive(int from, const Parcel& parcel) {
+    (parcel.is_gradient ? gradients_ : values_)
+        .insert_or_assign({parcel.chunk, parcel.micro_batch}, links_.receive(from, parcel));
+  }
+
+  static void require_loss(const ChunkValues& outputs, const Action& action) {
+    ZR_CHECK(!outputs.tensors.empty() && outputs.tensors[0].defined() && outputs.tensors[0].numel() == 1,
+             ErrorCode::kModel, "the last chunk of a pipeline gives no loss",
+             {.where = kWhere,
+              .which = to_text(action),
+              .expected = "a tensor of one element",
+              .got = outputs.tensors.empty() || !outputs.tensors[0].defined()
+                         ? "no tensor"
+                         : outputs.tensors[0].toString() + " " + c10::str(outputs.tensors[0].sizes()),
+              .hint = "give the model labels, or a loss_fn to zeroth.pipeline()"});
+  }
+
+  [[nodiscard]] at::Tensor first_gradient(const at::Tensor& loss) const {
+    const at::NoGradGuard no_grad;
+    const at::Tensor scaled = runtime_->first_gradient(loss, {});
+    return scaled.defined() ? scaled : at::full_like(loss, 1.0);
+  }
+
+  [[nodiscard]] double mean_loss(int micro_batches) {
+    // Ranks of the last chunk have it, one of each pipeline.
+    const bool has_loss = stage_of(options_.program.chunks() - 1) == stages_.rank();
+    const double own = has_loss ? losses_ / micro_batches * stages_.size() : 0.0;
+    return runtime_->core().average(own);
+  }
+
+  template <class Body>
+  void guarded(const Body& body) {
+    try {
+      body();
+    } catch (...) {
+      forget();
+      throw;
+    }
+  }
+
+  void forget() noexcept {
+    flights_.clear();
+    values_.clear();
+    gradients_.clear();
+    sent_values_.clear();
+    sent_gradients_.clear();
+    links_.abandon();
+    running_ = false;
+  }
+
+  std::shared_ptr<Runtime> runtime_;
+  Communicator stages_;
+  PipelineOptions options_;
+  StageLinks links_;
+  std::uint64_t digest_ = 0;
+  std::uint64_t step_ = 0;
+  const StepProgram* program_ = nullptr;
+  bool running_ = false;
+  std::map<Key, std::vector<int>> last_backwards_;  ///< units whose gradients are complete in it
+  std::map<Key, InFlight> flights_;
+  std::map<Key, SentValues> values_;       ///< inputs of this rank's chunks
+  std::map<Key, SentValues> gradients_;    ///< of outputs of this rank's chunks
+  std::map<Key, SentValues> sent_values_;  ///< computed here, for other ranks
+  std::map<Key, SentValues> sent_gradients_;
+  std::optional<StepResult> result_;
+  double losses_ = 0.0;
+  PipelineReport report_;
+};
+
+Pipeline::Pipeline(EngineBase& engine, Communicator stages, PipelineOptions options)
+    : impl_(std::make_unique<Impl>(engine, std::move(stages), std::move(options))) {}
+Pipeline::~Pipeline() = default;
+
+Pipeline::Result Pipeline::train_batch() {
+  return impl_->train();
+}
+double Pipeline::eval_batch(int micro_batches) {
+  return impl_->evaluate(micro_batches);
+}
+void Pipeline::begin() {
+  impl_->begin();
+}
+void Pipeline::run(const Action& action) {
+  impl_->run(action);
+}
+Pipeline::Result Pipeline::end() {
+  return impl_->end();
+}
+const StepProgram& Pipeline::program() const {
+  return impl_->program();
+}
+const std::vector<Action>& Pipeline::actions() const {
+  return impl_->actions();
+}
+int Pipeline::stage() const {
+  return impl_->stage();
+}
+PipelineReport Pipeline::report() const {
+  return impl_->report();
+}
+void Pipeline::reset_report() {
+  impl_->reset_report();
+}
+
+}  // namespace zeroth::libtorch

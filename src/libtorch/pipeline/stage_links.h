@@ -1,0 +1,78 @@
+// StageLinks: values and gradients between the ranks of a pipeline.
+//
+// A message is a head of fixed size, the form of the values where it is another than last time on this link, and one
+// message a tensor. Sends are started and go on while the rank computes; the links keep what is sent until it is. A
+// receive takes what comes next from that rank and keeps it until somebody asks for it: so the order in which values
+// are wanted need not be the one in which they were sent.
+#pragma once
+
+#include "libtorch/pipeline/stage_values.h"
+
+#include <zeroth/comm/communicator.h>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace zeroth::libtorch {
+
+/// What is sent: values of a chunk's input or gradients of its output, of one micro-batch.
+struct Parcel {
+  bool is_gradient = false;
+  int chunk = 0;  ///< the chunk that takes it
+  int micro_batch = 0;
+  auto operator<=>(const Parcel&) const = default;
+};
+
+class StageLinks {
+ public:
+  /// `digest`: of the program; both sides must have the same. `place(parcel)`: the action, for messages.
+  StageLinks(Communicator stages, std::uint64_t digest);
+  StageLinks(const StageLinks&) = delete;
+  StageLinks& operator=(const StageLinks&) = delete;
+  ~StageLinks();
+
+  /// From now on parcels are those of this step: one of another step is kMismatch.
+  void begin_step(std::uint64_t step, std::uint64_t digest);
+  /// Returns at once. Shares the tensors, which must not be written to any more.
+  void send(int to, const Parcel& parcel, SentValues values);
+  /// Blocks until it is there. Throws kMismatch, with ranks and parcels, if the other rank runs another program.
+  [[nodiscard]] SentValues receive(int from, const Parcel& parcel);
+  /// Blocks until all that was sent has been taken, or is on its way without this rank's memory.
+  void settle();
+  /// After a failure: forgets everything.
+  void abandon() noexcept;
+
+  [[nodiscard]] std::uint64_t sent_bytes() const { return sent_bytes_; }
+  [[nodiscard]] std::uint64_t received_bytes() const { return received_bytes_; }
+  [[nodiscard]] std::uint64_t descriptions() const { return descriptions_; }
+  void reset_counters() { sent_bytes_ = received_bytes_ = descriptions_ = 0; }
+
+ private:
+  struct Head;
+  struct Sending;
+  /// Form of the last values of a kind: of a chunk's inputs or gradients, from or to one rank.
+  using Link = std::tuple<int, bool, int>;
+
+  void forget_sent();
+  [[nodiscard]] std::pair<Parcel, SentValues> take_next(int from);
+  [[nodiscard]] std::string name_of_stage(int stage) const;
+
+  Communicator stages_;
+  std::uint64_t digest_;
+  std::uint64_t step_ = 0;
+  std::map<Link, std::string> sent_forms_;
+  std::map<Link, std::string> received_forms_;
+  std::deque<std::unique_ptr<Sending>> sending_;
+  std::map<std::pair<int, Parcel>, SentValues> arrived_;
+  std::uint64_t sent_bytes_ = 0;
+  std::uint64_t received_bytes_ = 0;
+  std::uint64_t descriptions_ = 0;
+};
+
+}  // namespace zeroth::libtorch

@@ -1,0 +1,27 @@
+// Descriptions of values on their way between stages: dtypes, shapes, and which of them have gradients.
+#pragma once
+
+#include <zeroth/libtorch/pipeline.h>
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace zeroth::libtorch {
+
+/// Values with what autograd needs to know of each tensor. An undefined tensor is a gradient that there is none of.
+struct SentValues {
+  std::vector<at::Tensor> tensors{};
+  std::vector<bool> has_gradient{};  ///< one a tensor
+  std::string structure{};
+};
+
+/// Form of values, as bytes that read_form() reads.
+[[nodiscard]] std::string form_of(const SentValues& values);
+/// Values of this form, their tensors with memory that is not written yet. Throws kMismatch with `from` for bytes that
+/// form_of() does not write; no size in them is trusted.
+[[nodiscard]] SentValues read_form(std::string_view form, const std::string& from);
+
+}  // namespace zeroth::libtorch

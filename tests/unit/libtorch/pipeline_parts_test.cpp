@@ -1,0 +1,108 @@
+// Parts of a pipeline on one rank: backward in two parts, and descriptions of values.
+#include "libtorch/pipeline/chunk_graph.h"
+#include "libtorch/pipeline/stage_values.h"
+
+#include <zeroth/base/error.h>
+
+#include <gtest/gtest.h>
+#include <torch/nn/functional.h>
+#include <torch/nn/modules.h>
+
+namespace zeroth::libtorch {
+namespace {
+
+struct MixedImpl : torch::nn::Module {
+  MixedImpl() {
+    register_module("embedding", embedding);
+    register_module("norm", norm);
+    register_module("up", up);
+    register_module("down", down);
+    scale = register_parameter("scale", at::full({6}, 1.5, at::kDouble));
+    to(at::kDouble);
+  }
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& ids) {
+    const at::Tensor mixed = x + embedding(ids);
+    return (x + down(torch::nn::functional::gelu(up(norm(mixed) * scale)))) * scale;
+  }
+  torch::nn::Embedding embedding{9, 6};
+  torch::nn::LayerNorm norm{torch::nn::LayerNormOptions({6})};
+  torch::nn::Linear up{6, 10};
+  torch::nn::Linear down{torch::nn::LinearOptions(10, 6).bias(false)};
+  at::Tensor scale;
+};
+TORCH_MODULE(Mixed);
+
+struct Gradients {
+  at::Tensor input;
+  std::vector<at::Tensor> parameters;
+};
+
+Gradients gradients_of(bool in_parts, bool input_trains, ChunkGraph* seen = nullptr) {
+  torch::manual_seed(3);
+  Mixed model;
+  at::Tensor x = at::randn({4, 6}, at::kDouble).requires_grad_(input_trains);
+  const at::Tensor ids = at::tensor({1, 3, 3, 8}, at::kLong);
+  const at::Tensor y = model(x, ids);
+  const at::Tensor dy = at::randn({4, 6}, at::kDouble);
+  ChunkGraph graph({x}, {y});
+  if (in_parts) {
+    graph.backward_inputs({dy});
+    Gradients found{.input = graph.take_input_gradients()[0], .parameters = {}};
+    for (const at::Tensor& parameter : model->parameters()) EXPECT_FALSE(parameter.grad().defined()) << "before W";
+    graph.backward_weights();
+    for (const at::Tensor& parameter : model->parameters()) found.parameters.push_back(parameter.grad());
+    if (seen != nullptr) *seen = graph;
+    return found;
+  }
+  graph.backward({dy});
+  Gradients found{.input = graph.take_input_gradients()[0], .parameters = {}};
+  for (const at::Tensor& parameter : model->parameters()) found.parameters.push_back(parameter.grad());
+  return found;
+}
+
+TEST(ChunkGraph, BackwardInTwoPartsHasTheBitsOfOne) {
+  for (const bool input_trains : {true, false}) {
+    const Gradients whole = gradients_of(false, input_trains);
+    ChunkGraph graph;
+    const Gradients parts = gradients_of(true, input_trains, &graph);
+    EXPECT_EQ(whole.input.defined(), input_trains);
+    EXPECT_EQ(parts.input.defined(), input_trains);
+    if (input_trains) EXPECT_TRUE(at::equal(parts.input, whole.input));
+    ASSERT_EQ(parts.parameters.size(), whole.parameters.size());
+    for (std::size_t at = 0; at < whole.parameters.size(); ++at) {
+      ASSERT_TRUE(parts.parameters[at].defined()) << at;
+      EXPECT_TRUE(at::equal(parts.parameters[at], whole.parameters[at])) << at;
+    }
+    EXPECT_EQ(graph.deferred(), 4U) << "weights of the embedding and the linear layers, a bias";
+    EXPECT_EQ(graph.whole(), 3U) << "norm, and a scale that is used twice";
+  }
+}
+
+TEST(StageValues, FormsComeBack) {
+  const SentValues values{
+      .tensors = {at::zeros({2, 3}), at::Tensor(), at::zeros({}, at::kLong), at::zeros({0, 5}, at::kBool)},
+      .has_gradient = {true, false, false, false},
+      .structure = "[1, 2]"};
+  const SentValues again = read_form(form_of(values), "stage 0");
+  ASSERT_EQ(again.tensors.size(), 4U);
+  EXPECT_EQ(again.tensors[0].sizes(), values.tensors[0].sizes());
+  EXPECT_FALSE(again.tensors[1].defined());
+  EXPECT_EQ(again.tensors[2].scalar_type(), at::kLong);
+  EXPECT_EQ(again.tensors[3].sizes(), values.tensors[3].sizes());
+  EXPECT_EQ(again.has_gradient, values.has_gradient);
+  EXPECT_EQ(again.structure, values.structure);
+}
+
+TEST(StageValues, DamagedFormsAreRefused) {
+  const SentValues values{.tensors = {at::zeros({2, 3})}, .has_gradient = {true}, .structure = "x"};
+  const std::string form = form_of(values);
+  for (std::size_t length = 0; length < form.size(); ++length)
+    EXPECT_THROW(static_cast<void>(read_form(form.substr(0, length), "stage 0")), Error) << length;
+  EXPECT_THROW(static_cast<void>(read_form(form + "y", "stage 0")), Error);
+  std::string huge = form;
+  for (std::size_t at = 10; at < 18; ++at) huge[at] = '\x7f';  // the first size
+  EXPECT_THROW(static_cast<void>(read_form(huge, "stage 0")), Error);
+}
+
+}  // namespace
+}  // namespace zeroth::libtorch
