@@ -37,6 +37,10 @@ class FirstError {
     }
     std::rethrow_exception(first_);
   }
+  /// For one that nobody catches: what is given up breaks the group.
+  void set(const std::exception_ptr& error) noexcept {
+    if (!first_) first_ = error;
+  }
   [[nodiscard]] explicit operator bool() const noexcept { return first_ != nullptr; }
 
  private:

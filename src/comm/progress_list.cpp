@@ -10,6 +10,7 @@ void ProgressList::add(std::weak_ptr<Progress> progress) {
   const auto is_same = [&](const std::weak_ptr<Progress>& known) {
     return !known.owner_before(progress) && !progress.owner_before(known);
   };
+  std::erase_if(entries_, [](const auto& entry) { return entry.expired(); });  // which come and go where nobody waits
   if (std::ranges::none_of(entries_, is_same)) entries_.push_back(std::move(progress));
 }
 

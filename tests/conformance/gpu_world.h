@@ -56,6 +56,11 @@ class OnDeviceStreams final : public ForwardingBackend {
     require(stream.runs_inline(), "a stream whose tasks run later cannot stand for one of a device");
     return inner().submit(collectives, device_.next_stream());
   }
+  [[nodiscard]] std::unique_ptr<PendingPoints> start(std::span<const Collective> points,
+                                                     const Stream& stream) override {
+    require(stream.runs_inline(), "a stream whose tasks run later cannot stand for one of a device");
+    return inner().start(points, device_.next_stream());
+  }
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override {
     std::unique_ptr<CommBackend> part = inner().split(color, key, name);
     return part ? std::make_unique<OnDeviceStreams>(std::move(part), device_) : nullptr;

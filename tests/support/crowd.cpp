@@ -57,6 +57,10 @@ class Crowd::Group final : public CommBackend {
     for (const Collective& call : collectives) run(call);
     return {stream.record(), {}};
   }
+  [[nodiscard]] std::unique_ptr<PendingPoints> start(std::span<const Collective> /*points*/,
+                                                     const Stream& /*stream*/) override {
+    throw not_here();
+  }
   [[nodiscard]] std::unique_ptr<CommBackend> split(int /*color*/, int /*key*/, std::string_view /*name*/) override {
     throw not_here();
   }

@@ -81,7 +81,7 @@ inline constexpr auto kFailpoints = std::to_array<FailpointRow>({
      FailpointKind::kThrowing, kMessageCalls},
     {"messages.send", "src/comm/messages/message_links.cpp", "before one message is given to the transport"},
     {"messages.receive", "src/comm/messages/message_links.cpp", "before one message is asked of the transport"},
-    {"messages.headers", "src/comm/messages/message_backend.cpp",
+    {"messages.headers", "src/comm/messages/message_points.cpp",
      "sends and receives between two ranks: headers posted, none has come"},
     {"mpi.open", "src/comm/mpi/mpi_world.cpp", "before MPI's world is opened"},
     {"mpi.start", "src/comm/mpi/mpi_world.cpp", "before MPI is given a message, or asked for one"},

@@ -5,6 +5,7 @@
 //                 skipped or swapped call, or one of another size or type, is Error{kMismatch} on every rank, with both
 //                 sides. For a message between two ranks the error is on the receiver, and on a sender that still
 //                 waits.
+// Started         start(): sends and receives that go on while the rank does something else.
 // One-sided       attach(): every rank's arena becomes readable and writable for all ranks. A writer uses seq_cst
 // stores
 //                 or RMW on lock-free atomics inside the window and then calls ring(). A reader calls wait_until() and
@@ -19,6 +20,7 @@
 #pragma once
 
 #include <zeroth/comm/collective.h>
+#include <zeroth/comm/pending_points.h>
 #include <zeroth/comm/progress.h>
 #include <zeroth/comm/traffic.h>
 #include <zeroth/device/memory.h>
@@ -98,6 +100,28 @@ class CommBackend {
   /// S bytes and n ranks: all_gather S(n-1)/n, reduce_scatter S(n-1)/n, broadcast S, all_reduce 2S(n-1)/n, or S(n-1) if
   /// S is at most 8 KiB; other calls receive the data for this rank.
   virtual Work submit(std::span<const Collective> collectives, const Stream& stream) = 0;
+
+  /// Starts sends and receives (throws kUsage for other calls) and returns at once; the caller asks the result later.
+  /// Buffers must live until it is done. Messages of one pair of ranks in one direction are in order, whether they are
+  /// started or submitted, and a started message may be the other half of a submitted one. So two ranks may start
+  /// sends of any size to each other and receive later. Comparison of calls and counted traffic are those of submit().
+  ///
+  /// The messages come after the earlier work of `stream` and after all calls submitted before: start() waits for
+  /// these where they have not run yet (never on a CPU device in inline mode). Not from a task of a stream.
+  ///
+  /// How far a message goes while its rank computes without a call of Zeroth:
+  ///   shm       a send of more than 64 KiB, and any that finds the 64 KiB on the way to its receiver full, is read
+  ///             by the receiver where it lies; smaller ones are on their way at once. What the receiver cannot read
+  ///             (see CommOptions::staging_bytes), and all of inproc, moves in pieces of 64 KiB while both ranks look.
+  ///             A receive takes its data when its rank looks
+  ///   messages  header and data of a send are given to the transport at once; a receive takes them after a look at
+  ///             the header. What the transport does by itself is the transport's
+  /// Calls with memory of a device: over NCCL the messages are one group call, which takes its turn on the device
+  /// behind all earlier calls of the rank, and holds up all later ones until its other rank has come. So ranks that
+  /// send to each other put the send and the receive into one start(). Elsewhere start() waits for the copies of sends
+  /// to the host (see make_staging_backend()), and a receive is done when its data is on the device.
+  [[nodiscard]] virtual std::unique_ptr<PendingPoints> start(std::span<const Collective> points,
+                                                             const Stream& stream) = 0;
 
   /// Collective, blocks. Ranks with the same color form a new group, ordered by (key, rank). A negative color returns
   /// nullptr. The new group shares the liveness checks and abort() with this one and may outlive it. `name` is appended

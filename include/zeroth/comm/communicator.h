@@ -148,6 +148,22 @@ class Communicator {
     return backend_->submit(calls, stream);
   }
 
+  /// Starts sends and receives as values; see CommBackend::start().
+  [[nodiscard]] std::unique_ptr<PendingPoints> start(std::span<const Collective> points) const {
+    return backend_->start(points, stream_);
+  }
+  /// Starts one; the spans must live until it is done.
+  template <class T>
+  [[nodiscard]] std::unique_ptr<PendingPoints> start_send(std::span<const T> data, int to, MessageTag tag = {}) const {
+    const Collective call = send_call(data, to, tag);
+    return start({&call, 1});
+  }
+  template <class T>
+  [[nodiscard]] std::unique_ptr<PendingPoints> start_recv(std::span<T> data, int from, MessageTag tag = {}) const {
+    const Collective call = recv_call(data, from, tag);
+    return start({&call, 1});
+  }
+
   template <class In, class Out>
   Work all_reduce_async(std::span<const In> in, std::span<Out> out, const Stream& stream, MessageTag tag = {}) const {
     return run<In, Out>(CollectiveKind::kAllReduce, in, out, {.counts = {static_cast<std::int64_t>(in.size())}}, stream,

@@ -11,10 +11,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 namespace zeroth {
 
@@ -71,6 +73,10 @@ class ForwardingBackend : public CommBackend {
   Work submit(std::span<const Collective> collectives, const Stream& stream) override {
     return inner_->submit(collectives, stream);
   }
+  [[nodiscard]] std::unique_ptr<PendingPoints> start(std::span<const Collective> points,
+                                                     const Stream& stream) override {
+    return inner_->start(points, stream);
+  }
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override {
     return inner_->split(color, key, name);
   }
@@ -124,12 +130,15 @@ class RecordingBackend final : public ForwardingBackend {
                    std::shared_ptr<ControlPlane> control = nullptr);
   ~RecordingBackend() override;
   Work submit(std::span<const Collective> collectives, const Stream& stream) override;
+  [[nodiscard]] std::unique_ptr<PendingPoints> start(std::span<const Collective> points, const Stream& stream) override;
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override;
   void wait_until(const std::function<bool()>& predicate, const WaitContext& context) override;
   void abort(const Error& error) noexcept override;
   void set_tag_names(TagNames names) override;
 
  private:
+  /// A record for each of the calls.
+  [[nodiscard]] std::vector<std::uint64_t> begin(std::span<const Collective> calls);
   [[nodiscard]] std::int32_t about(const MessageTag& tag);
 
   std::shared_ptr<ControlPlane> control_;
@@ -154,6 +163,7 @@ class CheckedBackend final : public ForwardingBackend {
   CheckedBackend(std::unique_ptr<CommBackend> inner, std::unique_ptr<CommBackend> side);
   [[nodiscard]] std::size_t memory_bytes() const override;
   Work submit(std::span<const Collective> collectives, const Stream& stream) override;
+  [[nodiscard]] std::unique_ptr<PendingPoints> start(std::span<const Collective> points, const Stream& stream) override;
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override;
   [[nodiscard]] int add_progress(std::weak_ptr<Progress> progress) override;
   void abort(const Error& error) noexcept override;

@@ -3,8 +3,41 @@
 
 #include <numeric>
 #include <utility>
+#include <vector>
 
 namespace zeroth {
+namespace {
+
+/// Their records end when somebody sees that they are done; after an error they stay open.
+class RecordedPoints final : public PendingPoints {
+ public:
+  RecordedPoints(std::unique_ptr<PendingPoints> points, std::shared_ptr<RankActivity> activity,
+                 std::vector<std::uint64_t> tickets)
+      : points_(std::move(points)), activity_(std::move(activity)), tickets_(std::move(tickets)) {}
+
+  bool done() override {
+    activity_->check();
+    if (!points_->done()) return false;
+    end();
+    return true;
+  }
+  void wait() override {
+    points_->wait();
+    end();
+  }
+
+ private:
+  void end() {
+    for (const std::uint64_t ticket : tickets_) activity_->recorder().end(ticket);
+    tickets_.clear();
+  }
+
+  std::unique_ptr<PendingPoints> points_;
+  std::shared_ptr<RankActivity> activity_;
+  std::vector<std::uint64_t> tickets_;
+};
+
+}  // namespace
 
 RecordingBackend::RecordingBackend(std::unique_ptr<CommBackend> inner, std::shared_ptr<RankActivity> activity,
                                    std::shared_ptr<ControlPlane> control)
@@ -21,9 +54,25 @@ RecordingBackend::~RecordingBackend() {
 
 Work RecordingBackend::submit(std::span<const Collective> collectives, const Stream& stream) {
   activity_->check();
+  std::vector<std::uint64_t> tickets = begin(collectives);
+  const Work work = inner().submit(collectives, stream);
+  work.order_before(stream);  // an error is the stream's again, and leaves the records open
+  stream.enqueue([activity = activity_, tickets = std::move(tickets)] {
+    for (const std::uint64_t ticket : tickets) activity->recorder().end(ticket);
+  });
+  return {stream.record(), work.info()};
+}
+
+std::unique_ptr<PendingPoints> RecordingBackend::start(std::span<const Collective> points, const Stream& stream) {
+  activity_->check();
+  std::vector<std::uint64_t> tickets = begin(points);
+  return std::make_unique<RecordedPoints>(inner().start(points, stream), activity_, std::move(tickets));
+}
+
+std::vector<std::uint64_t> RecordingBackend::begin(std::span<const Collective> calls) {
   std::vector<std::uint64_t> tickets;
-  tickets.reserve(collectives.size());
-  for (const Collective& call : collectives) {
+  tickets.reserve(calls.size());
+  for (const Collective& call : calls) {
     tickets.push_back(activity_->recorder().begin(
         {.sequence = calls_++,
          .elements = std::accumulate(call.counts.begin(), call.counts.end(), std::int64_t{0}),
@@ -35,12 +84,7 @@ Work RecordingBackend::submit(std::span<const Collective> collectives, const Str
          .kind = call.kind,
          .dtype = call.in_dtype}));
   }
-  const Work work = inner().submit(collectives, stream);
-  work.order_before(stream);  // an error is the stream's again, and leaves the records open
-  stream.enqueue([activity = activity_, tickets = std::move(tickets)] {
-    for (const std::uint64_t ticket : tickets) activity->recorder().end(ticket);
-  });
-  return {stream.record(), work.info()};
+  return tickets;
 }
 
 std::unique_ptr<CommBackend> RecordingBackend::split(int color, int key, std::string_view name) {

@@ -1,6 +1,7 @@
 #include "comm/call_descriptor.h"
 #include "comm/first_error.h"
 #include "comm/matched_calls.h"
+#include "comm/started_points.h"
 
 #include <zeroth/base/text.h>
 #include <zeroth/comm/communicator.h>
@@ -177,6 +178,14 @@ Work CheckedBackend::submit(std::span<const Collective> collectives, const Strea
         follow(inner().submit({&call, 1}, stream), stream);
       });
   return {stream.record(), std::move(info)};
+}
+
+std::unique_ptr<PendingPoints> CheckedBackend::start(std::span<const Collective> points, const Stream& stream) {
+  detail::validate_points(points, rank(), size(), comparison_->where());
+  last_call_->wait();
+  return detail::also_moved_by(inner().start(points, stream), [this](const std::weak_ptr<Progress>& progress) {
+    (void)comparison_->side().add_progress(progress);
+  });
 }
 
 void CheckedBackend::follow(const Work& work, const Stream& stream) {

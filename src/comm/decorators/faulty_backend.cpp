@@ -13,6 +13,16 @@ FaultyBackend::FaultyBackend(std::unique_ptr<CommBackend> inner, FaultPlan plan)
       state_(plan.seed * 0x9e3779b97f4a7c15U + static_cast<std::uint64_t>(rank()) + 1) {}
 
 Work FaultyBackend::submit(std::span<const Collective> collectives, const Stream& stream) {
+  const std::optional<std::vector<Collective>> rest = trouble(collectives);
+  return inner().submit(rest ? std::span<const Collective>(*rest) : collectives, stream);
+}
+
+std::unique_ptr<PendingPoints> FaultyBackend::start(std::span<const Collective> points, const Stream& stream) {
+  const std::optional<std::vector<Collective>> rest = trouble(points);
+  return inner().start(rest ? std::span<const Collective>(*rest) : points, stream);
+}
+
+std::optional<std::vector<Collective>> FaultyBackend::trouble(std::span<const Collective> collectives) {
   const std::int64_t first = calls_;
   calls_ += static_cast<std::int64_t>(collectives.size());
   const auto hits = [&](std::int64_t call) { return call >= first && call < calls_; };
@@ -24,10 +34,10 @@ Work FaultyBackend::submit(std::span<const Collective> collectives, const Stream
                  .who = "rank " + std::to_string(rank()) + "/" + std::to_string(size()),
                  .which = describe(collectives[static_cast<std::size_t>(plan_.fail_at_call - first)])});
   }
-  if (!hits(plan_.drop_call)) return inner().submit(collectives, stream);
+  if (!hits(plan_.drop_call)) return std::nullopt;
   std::vector<Collective> rest(collectives.begin(), collectives.end());
   rest.erase(rest.begin() + (plan_.drop_call - first));
-  return inner().submit(rest, stream);
+  return rest;
 }
 
 std::unique_ptr<CommBackend> FaultyBackend::split(int color, int key, std::string_view name) {

@@ -6,13 +6,15 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
+#include <vector>
 
 namespace zeroth {
 
 /// What goes wrong, and when. Probabilities are per matched call or wait; the same seed gives the same
-/// faults.
+/// faults. A started message is a matched call.
 struct FaultPlan {
   std::uint64_t seed = 0;
   double delay_probability = 0;  ///< sleep up to max_delay before a matched call, a wait or a notify()
@@ -28,6 +30,7 @@ class FaultyBackend final : public ForwardingBackend {
  public:
   FaultyBackend(std::unique_ptr<CommBackend> inner, FaultPlan plan);
   Work submit(std::span<const Collective> collectives, const Stream& stream) override;
+  [[nodiscard]] std::unique_ptr<PendingPoints> start(std::span<const Collective> points, const Stream& stream) override;
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override;
   void wait_until(const std::function<bool()>& predicate, const WaitContext& context) override;
   void notify() override;
@@ -35,6 +38,8 @@ class FaultyBackend final : public ForwardingBackend {
 
  private:
   void maybe_delay();
+  /// Before these calls; what is left of them where one is dropped, else nothing.
+  [[nodiscard]] std::optional<std::vector<Collective>> trouble(std::span<const Collective> calls);
 
   FaultPlan plan_;
   std::uint64_t state_;

@@ -21,17 +21,20 @@ struct LinkSpeed {
 
 /// Emulates slow links between nodes on one machine, virtual nodes included (CommOptions::nodes): whoever receives
 /// bytes from another node sleeps as long as they would have taken. A token bucket a rank; parts made by split() share
-/// it.
+/// it. The link carries a message between two ranks from the moment when it has come here, so a started one beside what
+/// the rank does then: nobody sleeps for it before somebody waits.
 class SlowLinkBackend final : public ForwardingBackend {
  public:
   SlowLinkBackend(std::unique_ptr<CommBackend> inner, LinkSpeed speed);
   Work submit(std::span<const Collective> collectives, const Stream& stream) override;
+  [[nodiscard]] std::unique_ptr<PendingPoints> start(std::span<const Collective> points, const Stream& stream) override;
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override;
   void count_one_sided(CollectiveKind kind, int peer, std::uint64_t bytes) override;
   void set_observer(std::shared_ptr<TrafficObserver> observer) override;
 
  private:
   class Link;
+  class SlowPoints;
   SlowLinkBackend(std::unique_ptr<CommBackend> inner, std::shared_ptr<Link> link);
   std::shared_ptr<Link> link_;
 };

@@ -1,6 +1,7 @@
 #include "comm/call_descriptor.h"
 #include "comm/first_error.h"
 #include "comm/matched_calls.h"
+#include "comm/started_points.h"
 
 #include <kernels/common/dispatch.h>
 #include <kernels/copy/copy.h>
@@ -69,6 +70,22 @@ class TwoLevels {
             run_one(call);
             if (observer_) observer_->observe({.group = base_->group_name(), .kind = call.kind, .calls = 1});
           });
+    });
+  }
+
+  /// Over `base`, and in the waits of the node.
+  [[nodiscard]] std::unique_ptr<PendingPoints> start(std::span<const Collective> points) {
+    std::unique_ptr<PendingPoints> started;
+    guard_points([&] { started = base_->start(points, stream_); });
+    return also_moved_by(std::move(started),
+                         [&](const std::weak_ptr<Progress>& progress) { (void)node_->add_progress(progress); });
+  }
+  /// A call for messages that have been started.
+  template <class Body>
+  void guard_points(const Body& body) {
+    guarded([&] {
+      making_ = base_.get();
+      body();
     });
   }
 
@@ -361,6 +378,25 @@ using LastCall = std::shared_ptr<Event>;
 std::unique_ptr<CommBackend> make_levels(std::unique_ptr<CommBackend> base, std::unique_ptr<CommBackend> node,
                                          const CommOptions& options, LastCall last_call);
 
+/// Messages over the lower level, whose errors are those of both.
+class TwoLevelPoints final : public PendingPoints {
+ public:
+  TwoLevelPoints(std::shared_ptr<TwoLevels> levels, std::unique_ptr<PendingPoints> points)
+      : levels_(std::move(levels)), points_(std::move(points)) {}
+  bool done() override {
+    bool done = false;
+    levels_->guard_points([&] { done = points_->done(); });
+    return done;
+  }
+  void wait() override {
+    levels_->guard_points([&] { points_->wait(); });
+  }
+
+ private:
+  std::shared_ptr<TwoLevels> levels_;
+  std::unique_ptr<PendingPoints> points_;
+};
+
 class TwoLevelBackend final : public CommBackend {
  public:
   TwoLevelBackend(std::shared_ptr<TwoLevels> levels, LastCall last_call)
@@ -385,6 +421,14 @@ class TwoLevelBackend final : public CommBackend {
     enqueue_calls(stream, collectives, levels_, &TwoLevels::run);
     *last_call_ = stream.record();
     return {*last_call_, std::move(info)};
+  }
+
+  [[nodiscard]] std::unique_ptr<PendingPoints> start(std::span<const Collective> points,
+                                                     const Stream& stream) override {
+    validate_points(points, rank(), size(), levels_->where());
+    stream.synchronize();
+    last_call_->wait();
+    return std::make_unique<TwoLevelPoints>(levels_, levels_->start(points));
   }
 
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override {
@@ -448,6 +492,13 @@ class Beside final : public ForwardingBackend {
     Work work = inner().submit(collectives, stream);
     *last_call_ = work.event();
     return work;
+  }
+
+  [[nodiscard]] std::unique_ptr<PendingPoints> start(std::span<const Collective> points,
+                                                     const Stream& stream) override {
+    last_call_->wait();
+    return also_moved_by(inner().start(points, stream),
+                         [this](const std::weak_ptr<Progress>& progress) { (void)other_->add_progress(progress); });
   }
 
   /// Who stops the job on another node is heard by the backend that makes no calls.

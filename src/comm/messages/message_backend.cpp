@@ -2,6 +2,8 @@
 #include "comm/first_error.h"
 #include "comm/matched_calls.h"
 #include "comm/messages/message_links.h"
+#include "comm/messages/message_points.h"
+#include "comm/started_points.h"
 
 #include <kernels/common/dispatch.h>
 #include <kernels/copy/copy.h>
@@ -50,8 +52,7 @@ class MessageGroup {
   MessageGroup(std::shared_ptr<MessageJob> job, std::string name, std::uint32_t number, std::vector<int> members,
                int rank)
       : links_(std::move(job), std::move(name), number, std::move(members), rank),
-        sent_(ranks()),
-        taken_(ranks()),
+        points_(links_),
         isa_(kernels::best_isa()) {
     if (RankActivity* const activity = links_.job()->watched.activity())
       begun_ = activity->calls_begun(links_.watched_as());
@@ -88,6 +89,21 @@ class MessageGroup {
           [&](const Collective& call) { run_matched(call); });
     });
   }
+
+  /// Messages that start() has begun, in the waits of all groups of the rank; whether some are under way.
+  bool move_started() {
+    if (first_error_) return false;
+    guarded([&] { move_points(); });
+    if (points_.empty()) points_progress_.reset();  // the wait that called this still holds it
+    return !points_.empty();
+  }
+  void move_points() {
+    points_.move([this](const TrafficEvent& event) { report(event); });
+  }
+
+  class Started;
+  [[nodiscard]] static std::unique_ptr<PendingPoints> start(const std::shared_ptr<MessageGroup>& group,
+                                                            std::span<const Collective> calls);
 
   [[nodiscard]] std::shared_ptr<MessageGroup> split(int color, int key, std::string_view name) {
     return guarded([&]() -> std::shared_ptr<MessageGroup> {
@@ -148,81 +164,11 @@ class MessageGroup {
             .control_bytes = static_cast<std::uint64_t>(size() - 1) * sizeof(CallDescriptor)});
   }
 
-  /// Data of another length than its receive must not be on its way: so a receive is posted once its header has come
-  /// and is the right one. Sends are posted at once, header and data, and headers are looked at in any order: all go on
-  /// side by side.
   void run_points(std::span<const Collective> calls) {
-    std::vector<CallDescriptor> own;
-    for (const Collective& call : calls) {
-      const auto peer = static_cast<std::size_t>(call.root);
-      own.push_back(describe_call(call, call.kind == CollectiveKind::kSend ? sent_[peer]++ : taken_[peer]++));
-    }
-    std::vector<CallDescriptor> headers = own;
-    std::vector<std::unique_ptr<Transfer>> arriving(calls.size());
-    for (std::size_t index = 0; index < calls.size(); ++index) {
-      if (calls[index].kind != CollectiveKind::kRecv) continue;
-      arriving[index] = links_.expect_header(calls[index].root, headers[index]);
-    }
-    Transfers transfers;
-    for (std::size_t index = 0; index < calls.size(); ++index) {
-      call_ = own[index];
-      if (calls[index].kind != CollectiveKind::kSend) continue;
-      send(transfers, calls[index].root, MessageKind::kHeader, std::as_bytes(std::span(&own[index], 1)));
-      send(transfers, calls[index].root, MessageKind::kMessage, {calls[index].send, bytes_of(calls[index])});
-    }
-    ZR_FAILPOINT("messages.headers");
-    take_headers(calls, own, headers, arriving, transfers);
-    links_.await(transfers);
-    for (const Collective& call : calls) {
-      const bool receives = call.kind == CollectiveKind::kRecv;
-      const CountedAs counted(call);
-      report({.group = links_.name(),
-              .kind = counted.kind,
-              .calls = counted.calls,
-              .bytes = receives ? bytes_of(call) : 0,
-              .far_bytes = receives && links_.nodes().is_far(rank(), call.root) ? bytes_of(call) : 0,
-              .control_bytes = receives ? sizeof(CallDescriptor) : 0});
-    }
+    MessagePoints::Batch batch(points_, calls);
+    points_.await(batch, [this](const TrafficEvent& event) { report(event); });
   }
 
-  /// Until every header has come: compares it, and posts the receive of its data. Those of one sender in their order.
-  void take_headers(std::span<const Collective> calls, const std::vector<CallDescriptor>& own,
-                    const std::vector<CallDescriptor>& headers, std::vector<std::unique_ptr<Transfer>>& arriving,
-                    Transfers& transfers) {
-    MessageLinks::Waiting waiting = links_.begin_wait();
-    for (;;) {
-      std::vector<std::size_t> next;  // the first one of each sender
-      for (std::size_t index = 0; index < calls.size(); ++index) {
-        const auto same_sender = [&](std::size_t other) { return calls[other].root == calls[index].root; };
-        if (arriving[index] && std::ranges::none_of(next, same_sender)) next.push_back(index);
-      }
-      if (next.empty()) return;
-      bool came = false;
-      for (const std::size_t index : next) {
-        // One of several must not keep the others from being seen.
-        const Milliseconds slice = next.size() == 1 ? waiting.slice() : Milliseconds{came ? 0 : 1};
-        if (!links_.wait_for(waiting, *arriving[index], slice, calls[index].root, own[index])) continue;
-        came = true;
-        arriving[index].reset();
-        const int peer = calls[index].root;
-        if (!same_message(headers[index], own[index])) {
-          job().watched.tell_and_throw(mismatch_error({own[index], rank()}, {headers[index], peer}, size(),
-                                                      links_.where_group(), links_.tag_names()));
-        }
-        call_ = own[index];
-        receive(transfers, peer, MessageKind::kMessage, {calls[index].recv, bytes_of(calls[index])});
-      }
-      if (came) {
-        links_.renew(waiting);
-      } else {
-        links_.check_wait(waiting, calls[next.front()].root, own[next.front()]);
-      }
-    }
-  }
-
-  [[nodiscard]] static std::size_t bytes_of(const Collective& call) {
-    return static_cast<std::size_t>(call.counts.front()) * size_of(call.in_dtype);
-  }
   void send(Transfers& into, int peer, MessageKind kind, std::span<const std::byte> bytes) const {
     links_.send(into, peer, kind, bytes, call_);
   }
@@ -475,8 +421,8 @@ class MessageGroup {
   }
 
   MessageLinks links_;
-  std::vector<std::uint64_t> sent_;   // messages to each rank
-  std::vector<std::uint64_t> taken_;  // and from each
+  MessagePoints points_;
+  std::shared_ptr<Progress> points_progress_;  // while messages that start() began are under way
   kernels::Isa isa_;
   std::shared_ptr<TrafficObserver> observer_;
   CallDescriptor call_{};         // the one that runs
@@ -489,6 +435,64 @@ class MessageGroup {
   MemoryHold staging_hold_;
   FirstError first_error_;
 };
+
+class PointsProgress final : public Progress {
+ public:
+  explicit PointsProgress(MessageGroup& group) : group_(group) {}
+  bool advance() override { return group_.move_started(); }
+  void set_awaited(int /*rank*/) override {}
+  void clear_awaited() noexcept override {}
+
+ private:
+  MessageGroup& group_;  // owns this one
+};
+
+class MessageGroup::Started final : public PendingPoints {
+ public:
+  Started(std::shared_ptr<MessageGroup> group, std::span<const Collective> calls)
+      : group_(std::move(group)), batch_(group_->points_, calls) {}
+  ~Started() override {
+    if (batch_.done() || group_->first_error_) return;
+    try {
+      throw given_up(group_->links_.where_group(), group_->links_.who());
+    } catch (...) {
+      group_->first_error_.set(std::current_exception());
+    }
+  }
+
+  bool done() override {
+    if (batch_.done()) return true;
+    group_->guarded([this] {
+      group_->move_points();
+      if (!batch_.done()) group_->points_.check(batch_);
+    });
+    return batch_.done();
+  }
+
+  void wait() override {
+    if (batch_.done()) return;
+    group_->guarded(
+        [this] { group_->points_.await(batch_, [this](const TrafficEvent& event) { group_->report(event); }); });
+  }
+
+ private:
+  std::shared_ptr<MessageGroup> group_;
+  MessagePoints::Batch batch_;
+};
+
+std::unique_ptr<PendingPoints> MessageGroup::start(const std::shared_ptr<MessageGroup>& group,
+                                                   std::span<const Collective> calls) {
+  std::unique_ptr<Started> started;
+  group->guarded([&] {
+    started = std::make_unique<Started>(group, calls);
+    group->move_points();
+  });
+  if (!group->points_.empty() && !group->points_progress_) {
+    group->points_progress_ = std::make_shared<PointsProgress>(*group);
+    group->job().progress.add(group->points_progress_);
+  }
+  return started;
+}
 
 class MessageBackend final : public CommBackend {
  public:
@@ -511,6 +515,14 @@ class MessageBackend final : public CommBackend {
     enqueue_calls(stream, collectives, group_, &MessageGroup::run);
     last_call = stream.record();
     return {last_call, std::move(info)};
+  }
+
+  [[nodiscard]] std::unique_ptr<PendingPoints> start(std::span<const Collective> points,
+                                                     const Stream& stream) override {
+    validate_points(points, rank(), size(), links().where());
+    stream.synchronize();
+    job().last_call.wait();
+    return MessageGroup::start(group_, points);
   }
 
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override {

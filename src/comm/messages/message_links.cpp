@@ -82,29 +82,52 @@ void MessageLinks::await(Transfers& transfers) const {
   transfers.clear();
 }
 
-// A transport knows messages, and which rank of its own numbers it has lost; whoever reads its error also wants the
-// call.
 bool MessageLinks::wait_for(Waiting& waiting, Transfer& transfer, Milliseconds slice, int peer,
                             const CallDescriptor& about) const {
   try {
     return transfer.wait(slice);
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::kPeerLost && error.code() != ErrorCode::kAborted) throw;
-    if (error.code() == ErrorCode::kPeerLost) {
-      waiting.watched.lose([&] { return report_of(waiting.deadline, peer, about); },
-                           job_->watched.job_rank(member(peer)));
-    }
-    job_->watched.await_verdict(error.code() == ErrorCode::kAborted ? kWordOfCause : kWordOfLoss);
-    if (const Error cause = cause_of_stop(error);
-        error.code() == ErrorCode::kAborted && cause.message() != error.message())
-      throw Error(cause);
-    ErrorContext context = error.context();
-    if (context.who.empty()) context.who = who();
-    if (context.which.empty()) context.which = meaning_of(about, tag_names_);
-    if (context.expected.empty())
-      context.expected = fmt::format("{} with rank {} of group={}", text_of(about), peer, name_);
-    throw Error(error.code(), error.message(), std::move(context));
+    throw_named(error, waiting, peer, about);
   }
+}
+
+bool MessageLinks::look_at(Transfer& transfer, int peer, const CallDescriptor& about) const {
+  try {
+    return transfer.wait(Milliseconds{0});
+  } catch (const Error& error) {
+    Waiting waiting = begin_wait();
+    throw_named(error, waiting, peer, about);
+  }
+}
+
+void MessageLinks::check_now(int peer, const CallDescriptor& about) const {
+  throw_if_aborted();
+  try {
+    job_->transport->check();
+  } catch (const Error& error) {
+    Waiting waiting = begin_wait();
+    throw_named(error, waiting, peer, about);
+  }
+}
+
+// A transport knows messages, and which rank of its own numbers it has lost; whoever reads its error also wants the
+// call.
+void MessageLinks::throw_named(const Error& error, Waiting& waiting, int peer, const CallDescriptor& about) const {
+  if (error.code() != ErrorCode::kPeerLost && error.code() != ErrorCode::kAborted) throw;
+  if (error.code() == ErrorCode::kPeerLost) {
+    waiting.watched.lose([&] { return report_of(waiting.deadline, peer, about); },
+                         job_->watched.job_rank(member(peer)));
+  }
+  job_->watched.await_verdict(error.code() == ErrorCode::kAborted ? kWordOfCause : kWordOfLoss);
+  if (const Error cause = cause_of_stop(error);
+      error.code() == ErrorCode::kAborted && cause.message() != error.message())
+    throw Error(cause);
+  ErrorContext context = error.context();
+  if (context.who.empty()) context.who = who();
+  if (context.which.empty()) context.which = meaning_of(about, tag_names_);
+  if (context.expected.empty())
+    context.expected = fmt::format("{} with rank {} of group={}", text_of(about), peer, name_);
+  throw Error(error.code(), error.message(), std::move(context));
 }
 
 WaitReport MessageLinks::report_of(const Deadline& deadline, int peer, const CallDescriptor& about) const {

@@ -97,10 +97,16 @@ class MessageLinks {
   /// Blocks for at most `slice`; true once it is done. Names the call in what the transport throws.
   [[nodiscard]] bool wait_for(Waiting& waiting, Transfer& transfer, Milliseconds slice, int peer,
                               const CallDescriptor& about) const;
+  /// The same without a wait.
+  [[nodiscard]] bool look_at(Transfer& transfer, int peer, const CallDescriptor& about) const;
+  /// Throws kAborted if the job was stopped, as far as this is known. Never blocks.
+  void check_now(int peer, const CallDescriptor& about) const;
   /// Throws where waiting for the peer is pointless; does what this rank owes to others.
   void check_wait(Waiting& waiting, int peer, const CallDescriptor& about) const;
 
  private:
+  /// With an error of the transport that is being handled: names the call in it.
+  [[noreturn]] void throw_named(const Error& error, Waiting& waiting, int peer, const CallDescriptor& about) const;
   [[nodiscard]] int member(int peer) const { return members_[static_cast<std::size_t>(peer)]; }
   [[nodiscard]] std::uint32_t tag_of(MessageKind kind) const;
   [[nodiscard]] Milliseconds patience() const { return job_->watched.patience(job_->options.timeout); }

@@ -1,5 +1,6 @@
 #include "comm/first_error.h"
 #include "comm/matched_calls.h"
+#include "comm/started_points.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/failpoint.h>
@@ -30,6 +31,18 @@ class Backends {
   [[nodiscard]] const std::shared_ptr<const CallTable>& table() const { return table_; }
   [[nodiscard]] std::string_view kind() const { return kind_; }
 
+  template <class Body>
+  auto guarded(const Body& body) {
+    return first_error_.guard(body, [this] {
+      try {
+        throw;
+      } catch (const Error& error) {
+        abort(error);  // a peer may be in a call of another backend
+        throw;
+      }
+    });
+  }
+
   void run(std::span<const Collective> calls) {
     const auto run_all = [&] {
       for (std::size_t begin = 0; begin < calls.size();) {
@@ -41,12 +54,16 @@ class Backends {
         begin = end;
       }
     };
-    first_error_.guard(run_all, [this] {
-      try {
-        throw;
-      } catch (const Error& error) {
-        abort(error);  // a peer may be in a call of another backend
-        throw;
+    guarded(run_all);
+  }
+
+  /// Messages of one kind all have one backend: see CallTable.
+  [[nodiscard]] std::unique_ptr<PendingPoints> start(std::span<const Collective> points) {
+    CommBackend& backend = backend_of(points.front());
+    std::unique_ptr<PendingPoints> started = guarded([&] { return backend.start(points, stream_); });
+    return detail::also_moved_by(std::move(started), [&](const std::weak_ptr<Progress>& progress) {
+      for (const NamedBackend& other : backends_) {
+        if (other.backend.get() != &backend) (void)other.backend->add_progress(progress);
       }
     });
   }
@@ -67,6 +84,23 @@ class Backends {
   Stream stream_;
   std::string kind_;
   detail::FirstError first_error_;
+};
+
+/// Messages of one backend, whose errors are those of the whole group.
+class MixedPoints final : public PendingPoints {
+ public:
+  MixedPoints(std::shared_ptr<Backends> backends, std::unique_ptr<PendingPoints> points)
+      : backends_(std::move(backends)), points_(std::move(points)) {}
+  bool done() override {
+    return backends_->guarded([this] { return points_->done(); });
+  }
+  void wait() override {
+    backends_->guarded([this] { points_->wait(); });
+  }
+
+ private:
+  std::shared_ptr<Backends> backends_;
+  std::unique_ptr<PendingPoints> points_;
 };
 
 class MixedBackend final : public CommBackend {
@@ -101,6 +135,15 @@ class MixedBackend final : public CommBackend {
     detail::enqueue_calls(stream, collectives, backends_, &Backends::run);
     *last_call_ = stream.record();
     return {*last_call_, std::move(info)};
+  }
+
+  [[nodiscard]] std::unique_ptr<PendingPoints> start(std::span<const Collective> points,
+                                                     const Stream& stream) override {
+    detail::validate_points(points, rank(), size(), "comm." + std::string(kind()));
+    stream.synchronize();
+    last_call_->wait();
+    if (points.empty()) return detail::nothing_pending();
+    return std::make_unique<MixedPoints>(backends_, backends_->start(points));
   }
 
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override {

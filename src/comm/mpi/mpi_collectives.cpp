@@ -5,6 +5,7 @@
 #include "comm/first_error.h"
 #include "comm/matched_calls.h"
 #include "comm/progress_list.h"
+#include "comm/started_points.h"
 
 #include <kernels/common/dispatch.h>
 #include <kernels/copy/copy.h>
@@ -134,6 +135,14 @@ class MpiGroup {
       for_each_run(
           calls, [&](std::span<const Collective> points) { messages_->submit(points, stream_).wait(); },
           [&](const Collective& call) { run_matched(call); });
+    });
+  }
+
+  /// Over messages, and in the waits for MPI's calls.
+  [[nodiscard]] std::unique_ptr<PendingPoints> start(std::span<const Collective> points) {
+    return first_error_.guard([&] {
+      return also_moved_by(messages_->start(points, stream_),
+                           [this](const std::weak_ptr<Progress>& progress) { progress_->add(progress); });
     });
   }
 
@@ -706,6 +715,14 @@ class MpiCollectives final : public CommBackend {
     enqueue_calls(stream, collectives, group_, &MpiGroup::run_all);
     calls_->last_call = stream.record();
     return {calls_->last_call, std::move(info)};
+  }
+
+  [[nodiscard]] std::unique_ptr<PendingPoints> start(std::span<const Collective> points,
+                                                     const Stream& stream) override {
+    validate_points(points, rank(), size(), "comm.mpi");
+    stream.synchronize();
+    calls_->last_call.wait();
+    return group_->start(points);
   }
 
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override {

@@ -34,6 +34,10 @@ class NoCalls final : public CommBackend {
   [[nodiscard]] std::size_t memory_bytes() const override { return 0; }
   [[nodiscard]] std::span<const int> node_sizes() const override { return node_sizes_; }
   Work submit(std::span<const Collective> /*collectives*/, const Stream& /*stream*/) override { return {}; }
+  [[nodiscard]] std::unique_ptr<PendingPoints> start(std::span<const Collective> /*points*/,
+                                                     const Stream& /*stream*/) override {
+    refuse("start()");
+  }
   [[nodiscard]] std::unique_ptr<CommBackend> split(int /*color*/, int /*key*/, std::string_view /*name*/) override {
     refuse("split()");
   }

@@ -5,6 +5,7 @@
 #include "comm/matched_calls.h"
 #include "comm/nccl/nccl_calls.h"
 #include "comm/nccl/nccl_group.h"
+#include "comm/started_points.h"
 
 #include <zeroth/base/text.h>
 #include <zeroth/comm/decorators.h>
@@ -56,6 +57,31 @@ std::vector<Introduction> introduce(CommBackend& base, const Introduction& own) 
   return all;
 }
 
+/// One group call on NCCL's stream.
+class NcclPoints final : public PendingPoints {
+ public:
+  NcclPoints(std::shared_ptr<NcclGroup> group, std::shared_ptr<Completion> completion)
+      : group_(std::move(group)), completion_(std::move(completion)), event_(completion_) {}
+  bool done() override {
+    if (event_.ready()) {
+      event_.wait();  // throws what was found out about it
+      return true;
+    }
+    const auto now = SteadyClock::now();
+    if (now < next_look_) return false;
+    next_look_ = now + kWaitSlice;
+    group_->look(*completion_);
+    return false;
+  }
+  void wait() override { event_.wait(); }
+
+ private:
+  std::shared_ptr<NcclGroup> group_;
+  std::shared_ptr<Completion> completion_;
+  Event event_;
+  SteadyClock::time_point next_look_ = SteadyClock::now() + kWaitSlice;
+};
+
 class NcclBackend final : public ForwardingBackend {
  public:
   NcclBackend(std::unique_ptr<CommBackend> base, std::shared_ptr<NcclGroup> group)
@@ -78,6 +104,16 @@ class NcclBackend final : public ForwardingBackend {
     }
     WorkInfo info = validated(collectives, rank(), size(), group_->where());
     return {Event(group_->submit(collectives, native)), std::move(info)};
+  }
+
+  [[nodiscard]] std::unique_ptr<PendingPoints> start(std::span<const Collective> points,
+                                                     const Stream& stream) override {
+    validate_points(points, rank(), size(), group_->where());
+    void* const native = stream.native();
+    if (native != nullptr) return std::make_unique<NcclPoints>(group_, group_->submit(points, native));
+    group_->check_host_pointers(points);
+    return also_moved_by(inner().start(points, stream),
+                         [this](const std::weak_ptr<Progress>& progress) { group_->job().progress.add(progress); });
   }
 
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override {

@@ -304,6 +304,16 @@ void NcclGroup::run_until(Completion& completion) {
   completion.done = true;
 }
 
+void NcclGroup::look(Completion& completion) {
+  guarded([&] {
+    try {
+      look_up(static_cast<Point&>(completion).awaited);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kPeerLost || !poll_for(kGrace, [&] { return ready(completion); })) throw;
+    }
+  });
+}
+
 bool NcclGroup::ready(Completion& completion) {
   return completion.done || job_->cuda.event_query(completion.native.get()) != kCudaNotReady;
 }

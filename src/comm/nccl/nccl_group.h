@@ -112,6 +112,9 @@ class NcclGroup final : public CompletionSource, public std::enable_shared_from_
   void finish();
   void register_buffer(const Arena& arena);
 
+  /// For who does not wait for it: throws, and ends the group, where it never will be done.
+  void look(Completion& completion);
+
   void run_until(Completion& completion) override;
   [[nodiscard]] bool ready(Completion& completion) override;
 

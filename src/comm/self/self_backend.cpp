@@ -3,6 +3,7 @@
 #include "comm/call_descriptor.h"
 #include "comm/matched_calls.h"
 #include "comm/shm/peers.h"
+#include "comm/started_points.h"
 
 #include <kernels/copy/copy.h>
 #include <zeroth/base/interrupt.h>
@@ -50,6 +51,14 @@ class SelfBackend final : public CommBackend {
       }
     });
     return {stream.record(), {.what = collectives.empty() ? "" : std::string(name_of(collectives.front().kind))}};
+  }
+
+  /// Refuses every message: there is nobody to send to.
+  [[nodiscard]] std::unique_ptr<PendingPoints> start(std::span<const Collective> points,
+                                                     const Stream& /*stream*/) override {
+    validate_points(points, 0, 1, "comm.self");
+    throw_if_aborted(*job_, group_);
+    return nothing_pending();
   }
 
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int /*key*/, std::string_view name) override {

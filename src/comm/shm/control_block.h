@@ -75,10 +75,14 @@ struct GroupControl {
 ///
 /// [Note: Rings] Messages from one rank to another are a stream of bytes, headers and data, in a ring of kRingBytes in
 /// the sender's segment. `filled` bytes have been put into it, `taken` (the receiver's word) of them have been read:
-/// what fits is sent at once, and a message of any length flows through. Data in an attached arena does not: its header
-/// says where it lies, the receiver reads it there, and the sender waits for `received`.
+/// what fits is sent at once, and a message of any length flows through. Data that the receiver can read where it lies
+/// does not: its header says where that is, the receiver reads it there, and the message is done with `received`.
+///
+/// [Note: Given up] A sender that gives unfinished messages up says so before their memory can be used again. The
+/// receiver looks after it has read: what it has read before it sees the word is what was sent.
 struct alignas(kCacheLineBytes) PeerLink {
   SharedWord filled;                          ///< bytes put into the ring towards the other rank
+  SharedWord given_up;                        ///< 1 + the first message to the other rank that was given up, 0: none
   alignas(kCacheLineBytes) SharedWord taken;  ///< bytes read from the other rank's ring towards this one
   SharedWord received;                        ///< messages from the other rank that have arrived
   SharedFlag refused;                         ///< set after the next two, when they differ

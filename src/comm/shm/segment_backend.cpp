@@ -1,6 +1,7 @@
 #include "comm/shm/segment_backend.h"
 
 #include "comm/matched_calls.h"
+#include "comm/started_points.h"
 
 #include <utility>
 #include <vector>
@@ -14,6 +15,13 @@ Work SegmentBackend::submit(std::span<const Collective> collectives, const Strea
   enqueue_calls(stream, collectives, engine_, &SharedMemoryEngine::run);
   peers.last_call = stream.record();
   return {peers.last_call, std::move(info)};
+}
+
+std::unique_ptr<PendingPoints> SegmentBackend::start(std::span<const Collective> points, const Stream& stream) {
+  validate_points(points, rank(), size(), engine_->where());
+  stream.synchronize();
+  finish_earlier_calls();
+  return SharedMemoryEngine::start(engine_, points);
 }
 
 /// attach() and split() are collectives too: they come after what this rank has already enqueued.

@@ -23,6 +23,7 @@ class SegmentBackend final : public CommBackend {
   [[nodiscard]] std::span<const int> node_sizes() const override { return engine_->nodes().sizes; }
   [[nodiscard]] std::size_t memory_bytes() const override { return engine_->memory_bytes(); }
   Work submit(std::span<const Collective> collectives, const Stream& stream) override;
+  [[nodiscard]] std::unique_ptr<PendingPoints> start(std::span<const Collective> points, const Stream& stream) override;
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override;
   [[nodiscard]] PeerWindow attach(const Arena& arena, std::string_view name) override;
   void wait_until(const std::function<bool()>& predicate, const WaitContext& context) override {

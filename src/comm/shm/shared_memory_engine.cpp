@@ -113,8 +113,7 @@ void SharedMemoryEngine::create_segment(const CommOptions& options, bool world, 
   }
   half_bytes_ = smallest / 2 / kCacheLineBytes * kCacheLineBytes;
   find_out_what_can_be_read();
-  sent_.resize(segments_.size());
-  received_.resize(segments_.size());
+  for (auto* messages : {&sent_, &put_, &received_, &taken_}) messages->resize(segments_.size());
 }
 
 void SharedMemoryEngine::find_out_what_can_be_read() {

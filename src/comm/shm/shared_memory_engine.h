@@ -58,6 +58,9 @@ class SharedMemoryEngine {
 
   /// In order; a run of sends and receives side by side.
   void run(std::span<const Collective> calls);
+  /// Starts sends and receives; `engine` lives as long as what it returns.
+  [[nodiscard]] static std::unique_ptr<PendingPoints> start(const std::shared_ptr<SharedMemoryEngine>& engine,
+                                                            std::span<const Collective> points);
   [[nodiscard]] PeerWindow attach(const Arena& arena, std::string_view name);
   [[nodiscard]] std::shared_ptr<SharedMemoryEngine> split(int color, int key, std::string_view name);
   void wait_until(const std::function<bool()>& predicate, const WaitContext& context);
@@ -113,11 +116,26 @@ class SharedMemoryEngine {
   void run_posted(const Collective& collective);
 
   struct Point;
+  class Points;
+  class StartedPoints;
+  class PointsProgress;
   void run_points(std::span<const Collective> calls);
+  /// Blocks until all of them are done.
+  void await(Points& points);
+  /// Moves what can be moved, of all messages of the group; wakes their other ranks.
+  void move_points();
+  /// The same for a wait of whatever group; whether something that was started is under way.
+  bool move_started();
+  /// What waits for these messages are for.
+  [[nodiscard]] WaitContext context_of(const Points& points) const;
   /// Moves what can be moved; whether anything was.
   bool progress(Point& point);
   bool progress_send(Point& point);
   bool progress_recv(Point& point);
+  void send_directly(Point& point) const;
+  void fetch_message(Point& point, std::span<std::byte> data);
+  /// Throws if the sender has given the message up.
+  void throw_if_given_up(const Point& point);
   /// Bytes on their way in the ring of `from` towards `to`.
   [[nodiscard]] std::size_t in_ring(int from, int to) const;
   /// As many bytes to this rank's ring, or out of the peer's, as go.
@@ -223,14 +241,22 @@ class SharedMemoryEngine {
   MemoryHold hold_;
   std::vector<SharedSpan> segments_;
   std::vector<GroupControl*> controls_;
-  std::vector<std::byte*> staging_;          ///< of each rank
-  std::size_t half_bytes_ = 0;               ///< half of the smallest staging area
-  std::vector<PeerLink*> links_;             ///< of each rank, one towards each
-  std::vector<std::byte*> rings_;            ///< of each rank, one towards each
-  std::atomic<std::size_t> held_bytes_ = 0;  ///< read by memory_bytes() on any thread
-  std::vector<MemoryHold> ring_holds_;       ///< of those in use
-  std::vector<std::uint64_t> sent_;          ///< messages to each rank
-  std::vector<std::uint64_t> received_;      ///< messages from each rank
+  std::vector<std::byte*> staging_;            ///< of each rank
+  std::size_t half_bytes_ = 0;                 ///< half of the smallest staging area
+  std::vector<PeerLink*> links_;               ///< of each rank, one towards each
+  std::vector<std::byte*> rings_;              ///< of each rank, one towards each
+  std::atomic<std::size_t> held_bytes_ = 0;    ///< read by memory_bytes() on any thread
+  std::vector<MemoryHold> ring_holds_;         ///< of those in use
+  std::vector<std::uint64_t> sent_;            ///< messages to each rank, begun
+  std::vector<std::uint64_t> put_;             ///< of these, those of which nothing is left to put into the ring
+  std::vector<std::uint64_t> received_;        ///< messages from each rank, begun
+  std::vector<std::uint64_t> taken_;           ///< and received
+  std::vector<Point*> points_;                 ///< under way, in the order of their beginning
+  bool moves_points_ = false;                  ///< a wait inside does not come in again
+  std::uint64_t moves_ = 0;                    ///< how often something has moved
+  std::vector<int> moved_ranks_;               ///< of the world; to be woken
+  std::size_t started_ = 0;                    ///< messages under way that start() began
+  std::shared_ptr<Progress> points_progress_;  ///< while there are some
   /// Memory that calls of one kind use again: they are short.
   struct AllToAllScratch {
     std::vector<std::int64_t> table{};
