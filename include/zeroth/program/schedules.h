@@ -5,9 +5,15 @@
 // a user's own needs no row: every function that returns a StepProgram is one.
 //
 //   name         chunks a rank   placement   what it is
-//   gpipe        1               in order    all forwards, then all backwards
-//   1f1b         1               in order    a backward as soon as there is one
-//   interleaved  v, 2            round       1f1b over v chunks a rank: the bubble divided by v
+//   gpipe        1               round       all forwards, then all backwards
+//   1f1b         1               round       a backward as soon as there is one
+//   interleaved  v, else 2       round       1f1b over v chunks a rank: the bubble divided by v
+//   zb-h1        1               round       1f1b with B cut into I and W: a third of the bubble, the same activations
+//   zb-h2        1               round       no bubble, twice the activations
+//   zb-v         2               V           no bubble, the same activations
+//   v-half       2               V           half the bubble, half the activations
+//   v-min        2               V           two thirds of the bubble, a third of the activations
+//   dualpipev    2               V           forwards and backwards of the two chunks side by side
 #pragma once
 
 #include <zeroth/program/step_program.h>

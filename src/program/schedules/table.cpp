@@ -1,5 +1,7 @@
 #include "program/schedules/table.h"
 
+#include "program/schedules/v_rank.h"
+
 #include <zeroth/base/error.h>
 #include <zeroth/base/text.h>
 
@@ -19,6 +21,12 @@ constexpr std::array kTable{
     Row{.name = "gpipe", .chunks = Chunks::kOne, .make = gpipe},
     Row{.name = "1f1b", .chunks = Chunks::kOne, .make = one_forward_one_backward},
     Row{.name = "interleaved", .chunks = Chunks::kAny, .make = interleaved},
+    Row{.name = "zb-h1", .chunks = Chunks::kOne, .make = zb_h1},
+    Row{.name = "zb-h2", .chunks = Chunks::kOne, .make = zb_h2},
+    Row{.name = "zb-v", .chunks = Chunks::kPair, .make = zb_v},
+    Row{.name = "v-half", .chunks = Chunks::kPair, .make = v_half},
+    Row{.name = "v-min", .chunks = Chunks::kPair, .make = v_min},
+    Row{.name = "dualpipev", .chunks = Chunks::kPair, .make = dual_pipe_v},
 };
 
 void require(std::string_view name, std::string_view what, int value, int low, int high) {
@@ -53,6 +61,13 @@ StepProgram placed_round(std::string_view name, const ScheduleOptions& options) 
   for (int chunk = 0; chunk < options.ranks * options.chunks_per_rank; ++chunk)
     program.rank_of_chunk.push_back(chunk % options.ranks);
   program.actions.resize(static_cast<std::size_t>(options.ranks));
+  return program;
+}
+
+StepProgram placed_as_v(std::string_view name, const ScheduleOptions& options) {
+  StepProgram program = placed_round(name, options);
+  for (int rank = 0; rank < options.ranks; ++rank)
+    program.rank_of_chunk[static_cast<std::size_t>(2 * options.ranks - 1 - rank)] = rank;
   return program;
 }
 

@@ -29,6 +29,13 @@ struct Row {
 [[nodiscard]] StepProgram one_forward_one_backward(const ScheduleOptions& options);
 [[nodiscard]] StepProgram interleaved(const ScheduleOptions& options);
 
+[[nodiscard]] StepProgram zb_h1(const ScheduleOptions& options);
+[[nodiscard]] StepProgram zb_h2(const ScheduleOptions& options);
+[[nodiscard]] StepProgram zb_v(const ScheduleOptions& options);
+[[nodiscard]] StepProgram v_half(const ScheduleOptions& options);
+[[nodiscard]] StepProgram v_min(const ScheduleOptions& options);
+[[nodiscard]] StepProgram dual_pipe_v(const ScheduleOptions& options);
+
 /// Empty lists for the ranks; chunk c on rank c % ranks.
 [[nodiscard]] StepProgram placed_round(std::string_view name, const ScheduleOptions& options);
 
