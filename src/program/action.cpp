@@ -7,9 +7,10 @@
 namespace zeroth {
 namespace {
 
-constexpr std::array<std::string_view, 15> kNames{"F",      "B",      "I",      "W",         "SEND_F",
-                                                  "RECV_F", "SEND_B", "RECV_B", "UNSHARD",   "RESHARD",
-                                                  "REDUCE", "FETCH",  "FLUSH",  "RECOMPUTE", "STEP"};
+constexpr std::array<std::string_view, 20> kNames{
+    "F",      "B",     "I",     "W",         "SEND_F",  "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD",
+    "REDUCE", "FETCH", "FLUSH", "RECOMPUTE", "V_INPUT", "V_S",    "V_SUM",  "V_T",    "V_GRAD",  "STEP"};
+static_assert(kNames.size() == static_cast<std::size_t>(ActionKind::kStep) + 1);
 
 /// The number that `text` begins with, and the rest; -1 without one.
 int take_number(std::string_view& text) {
@@ -69,6 +70,10 @@ bool is_send(ActionKind kind) noexcept {
   return kind == ActionKind::kSendForward || kind == ActionKind::kSendBackward;
 }
 
+bool is_vocabulary(ActionKind kind) noexcept {
+  return kind >= ActionKind::kVocabInput && kind <= ActionKind::kVocabInputGradient;
+}
+
 bool has_its_numbers(const Action& action) noexcept {
   const bool chunk = action.chunk >= 0;
   const bool micro_batch = action.micro_batch >= 0;
@@ -82,6 +87,12 @@ bool has_its_numbers(const Action& action) noexcept {
     case ActionKind::kFetch:
     case ActionKind::kFlush:
       return chunk;
+    case ActionKind::kVocabInput:
+    case ActionKind::kVocabScores:
+    case ActionKind::kVocabSum:
+    case ActionKind::kVocabGradients:
+    case ActionKind::kVocabInputGradient:
+      return !chunk && micro_batch;
     default:
       return chunk && micro_batch;
   }

@@ -1,7 +1,6 @@
 #include "program/checks.h"
 
 #include <cstddef>
-#include <deque>
 #include <map>
 #include <utility>
 
@@ -56,79 +55,6 @@ std::optional<Refutation> refute_messages(const StepProgram& program, const Acti
     }
   }
   return std::nullopt;
-}
-
-namespace {
-
-/// Runs every rank until it waits, again and again: how far the ranks come does not depend on the order of turns.
-class Run {
- public:
-  explicit Run(const StepProgram& program) : program_(program), next_(program.actions.size(), 0) {}
-
-  /// True if all come to their end.
-  bool finishes() {
-    std::deque<int> ready;
-    for (int rank = 0; rank < program_.ranks(); ++rank) ready.push_back(rank);
-    while (!ready.empty()) {
-      const int rank = ready.front();
-      ready.pop_front();
-      advance(rank, ready);
-    }
-    for (int rank = 0; rank < program_.ranks(); ++rank) {
-      if (waiting(rank) != nullptr) return false;
-    }
-    return true;
-  }
-  /// The receive at which this rank waits; none at its end.
-  [[nodiscard]] const Action* waiting(int rank) const {
-    const std::vector<Action>& actions = program_.actions[static_cast<std::size_t>(rank)];
-    const std::size_t next = next_[static_cast<std::size_t>(rank)];
-    return next < actions.size() ? &actions[next] : nullptr;
-  }
-  [[nodiscard]] int position(int rank) const { return static_cast<int>(next_[static_cast<std::size_t>(rank)]); }
-
- private:
-  void advance(int rank, std::deque<int>& ready) {
-    while (const Action* action = waiting(rank)) {
-      if (is_message(action->kind)) {
-        const Stream stream = stream_of(program_, *action);
-        int& under_way = under_way_[stream];
-        if (is_send(action->kind)) {
-          ++under_way;
-          if (stream.to != rank) ready.push_back(stream.to);
-        } else if (under_way == 0) {
-          return;
-        } else {
-          --under_way;
-        }
-      }
-      ++next_[static_cast<std::size_t>(rank)];
-    }
-  }
-
-  const StepProgram& program_;
-  std::vector<std::size_t> next_;
-  std::map<Stream, int> under_way_{};
-};
-
-}  // namespace
-
-std::optional<Refutation> refute_deadlock(const StepProgram& program) {
-  Run run(program);
-  if (run.finishes()) return std::nullopt;
-  int rank = 0;
-  while (run.waiting(rank) == nullptr) ++rank;
-  // Every rank that waits does so for another that waits: after as many steps as there are ranks this is in the circle.
-  const auto waits_for = [&](int waiter) { return stream_of(program, *run.waiting(waiter)).from; };
-  for (int step = 0; step < program.ranks(); ++step) rank = waits_for(rank);
-  const int other = waits_for(rank);
-  std::string circle = "rank " + std::to_string(rank);
-  for (int at = other; at != rank; at = waits_for(at)) circle += " waits for rank " + std::to_string(at) + ", which";
-  circle += " waits for rank " + std::to_string(rank);
-  return Refutation{
-      .what = "ranks wait for each other: " + circle,
-      .places = {place_of(program, rank, run.position(rank)), place_of(program, other, run.position(other))},
-      .expected = to_text(counterpart(*run.waiting(rank))) + " on rank " + std::to_string(other) + " before it waits"};
 }
 
 }  // namespace zeroth

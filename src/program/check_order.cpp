@@ -2,37 +2,8 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <utility>
 
 namespace zeroth {
-
-ActionIndex::ActionIndex(const StepProgram& program)
-    : micro_batches_(static_cast<std::size_t>(program.micro_batches)),
-      positions_(program.rank_of_chunk.size() * micro_batches_) {
-  for (Positions& positions : positions_) positions.fill(-1);
-  for (int rank = 0; rank < program.ranks(); ++rank) {
-    const std::vector<Action>& actions = program.actions[static_cast<std::size_t>(rank)];
-    for (int place = 0; place < static_cast<int>(actions.size()); ++place) {
-      const Action& action = actions[static_cast<std::size_t>(place)];
-      if (action.micro_batch < 0) continue;
-      int& position = positions_[static_cast<std::size_t>(action.chunk) * micro_batches_ +
-                                 static_cast<std::size_t>(action.micro_batch)][static_cast<std::size_t>(action.kind)];
-      if (position >= 0 && twice_.empty()) twice_ = {place_of(program, rank, position), place_of(program, rank, place)};
-      if (position < 0) position = place;
-    }
-  }
-}
-
-int ActionIndex::gradient(int chunk, int micro_batch) const {
-  return std::max(position(ActionKind::kBackward, chunk, micro_batch),
-                  position(ActionKind::kBackwardInput, chunk, micro_batch));
-}
-
-Refutation::Place place_of(const StepProgram& program, int rank, int index) {
-  const std::vector<Action>& actions = program.actions[static_cast<std::size_t>(rank)];
-  if (index < 0) return {.rank = rank, .index = static_cast<int>(actions.size())};
-  return {.rank = rank, .index = index, .action = to_text(actions[static_cast<std::size_t>(index)])};
-}
 
 std::optional<Refutation> refute_forwards(const StepProgram& program) {
   for (int chunk = 0; chunk < program.chunks(); ++chunk) {
@@ -83,6 +54,7 @@ class OrderCheck {
     if (weight >= 0) comes_first(input, weight, "a W comes before its I");
     needs_input(gradient, ActionKind::kBackward, ActionKind::kRecvBackward, chunk + 1);
     recomputes(forward, gradient);
+    offloads(forward, gradient);
     return found_;
   }
 
@@ -125,6 +97,16 @@ class OrderCheck {
     if (again < 0) return;
     comes_first(forward, again, "a RECOMPUTE comes before its forward");
     comes_first(again, gradient, "a RECOMPUTE comes after its backward");
+  }
+  void offloads(int forward, int gradient) {
+    const int flush = at(ActionKind::kFlush);
+    const int fetch = at(ActionKind::kFetch);
+    const int first_use = at(ActionKind::kRecompute) >= 0 ? at(ActionKind::kRecompute) : gradient;
+    if (flush < 0 && fetch >= 0) refute("a FETCH has no FLUSH", fetch, -1, name(ActionKind::kFlush) + " before it");
+    if (flush >= 0 && fetch < 0) refute("a FLUSH has no FETCH", flush, first_use, name(ActionKind::kFetch));
+    comes_first(forward, flush, "activations are moved away before they are there");
+    comes_first(flush, fetch, "activations are fetched before they are moved away");
+    comes_first(fetch, first_use, "activations are used before they are fetched");
   }
 
   const StepProgram& program_;

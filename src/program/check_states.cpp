@@ -44,38 +44,109 @@ std::optional<Refutation> refute_gathers(const StepProgram& program, int rank) {
   return std::nullopt;
 }
 
-/// REDUCE and STEP of one rank.
-std::optional<Refutation> refute_ends(const StepProgram& program, int rank, bool reduces, bool steps) {
+/// FETCH and FLUSH of states: in turn, with STEP between them.
+std::optional<Refutation> refute_offloads(const StepProgram& program, int rank) {
   const std::vector<Action>& actions = program.actions[static_cast<std::size_t>(rank)];
-  std::map<int, int> reduced;
-  int step = -1;
+  std::map<int, int> last;  // of a chunk whose states are offloaded, its last FETCH; -1: they are away
+  for (const Action& action : actions) {
+    const bool moves = action.kind == ActionKind::kFetch || action.kind == ActionKind::kFlush;
+    if (moves && action.micro_batch < 0) last[action.chunk] = -1;
+  }
   for (int place = 0; place < static_cast<int>(actions.size()); ++place) {
     const Action& action = actions[static_cast<std::size_t>(place)];
-    const auto conflict = [&](const char* what, int before, const char* expected) {
-      return Refutation{.what = what,
-                        .places = {place_of(program, rank, place), place_of(program, rank, before)},
-                        .expected = expected};
-    };
-    if (step >= 0) return conflict("an action comes after the step", step, "STEP at the end");
-    if (action.kind == ActionKind::kStep) step = place;
-    const auto before = reduced.find(action.chunk);
-    const bool adds = action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardWeight;
-    if (before != reduced.end() && adds)
-      return conflict("gradients are reduced before the last of them is there", before->second, "REDUCE after it");
-    if (before != reduced.end() && action.kind == ActionKind::kReduce)
-      return conflict("gradients are reduced twice", before->second, "once");
-    if (action.kind == ActionKind::kReduce) reduced[action.chunk] = place;
+    const bool moves = action.kind == ActionKind::kFetch || action.kind == ActionKind::kFlush;
+    if (moves && action.micro_batch < 0) {
+      const bool fetch = action.kind == ActionKind::kFetch;
+      if (fetch == (last[action.chunk] >= 0))
+        return Refutation{
+            .what = fetch ? "states are fetched that are there" : "states are moved away that are not there",
+            .places = {place_of(program, rank, place)},
+            .expected = std::to_string(action.chunk) + (fetch ? "FLUSH before it" : "FETCH before it")};
+      last[action.chunk] = fetch ? place : -1;
+    }
+    for (const auto& [chunk, fetched] : last) {
+      if (action.kind == ActionKind::kStep && fetched < 0)
+        return Refutation{.what = "a rank steps without the states of a chunk",
+                          .places = {place_of(program, rank, place)},
+                          .expected = std::to_string(chunk) + "FETCH before it"};
+    }
   }
-  if (steps && step < 0)
-    return Refutation{
-        .what = "a rank does not step, but others do", .places = {place_of(program, rank, -1)}, .expected = "STEP"};
-  for (const int chunk : program.chunks_of(rank)) {
-    if (reduces && !reduced.contains(chunk))
-      return Refutation{.what = "the gradients of a chunk are never reduced, but those of others are",
-                        .places = {place_of(program, rank, -1)},
-                        .expected = std::to_string(chunk) + "REDUCE"};
+  for (const auto& [chunk, fetched] : last) {
+    if (fetched >= 0)
+      return Refutation{.what = "states are fetched and never moved away",
+                        .places = {place_of(program, rank, fetched)},
+                        .expected = std::to_string(chunk) + "FLUSH after it"};
   }
   return std::nullopt;
+}
+
+/// REDUCE and STEP of one rank.
+class EndsCheck {
+ public:
+  EndsCheck(const StepProgram& program, int rank, bool reduces) : program_(program), rank_(rank), reduces_(reduces) {}
+
+  std::optional<Refutation> take(int place, const Action& action) {
+    const bool late = action.kind != ActionKind::kFlush && action.kind != ActionKind::kReshard;
+    if (step_ >= 0 && !program_.inexact && late)
+      return refuted("an action comes after the step", place, step_, "STEP at the end");
+    if (action.kind == ActionKind::kStep) {
+      if (auto refutation = refute_missing(place)) return refutation;
+      step_ = place;
+      added_.clear();
+      reduced_.clear();
+    }
+    const auto before = reduced_.find(action.chunk);
+    const bool adds = action.kind == ActionKind::kBackward || action.kind == ActionKind::kBackwardWeight;
+    if (before != reduced_.end() && adds)
+      return refuted("gradients are reduced before the last of them is there", place, before->second,
+                     "REDUCE after it");
+    if (before != reduced_.end() && action.kind == ActionKind::kReduce)
+      return refuted("gradients are reduced twice", place, before->second, "once");
+    if (action.kind == ActionKind::kReduce) reduced_[action.chunk] = place;
+    if (adds) added_[action.chunk] = place;
+    return std::nullopt;
+  }
+  /// At the end of the list.
+  std::optional<Refutation> end(bool steps) {
+    const bool stepped = step_ >= 0 && added_.empty();
+    if (steps && !stepped)
+      return Refutation{
+          .what = "a rank does not step, but others do", .places = {place_of(program_, rank_, -1)}, .expected = "STEP"};
+    return refute_missing(-1);
+  }
+
+ private:
+  Refutation refuted(const char* what, int place, int before, const char* expected) const {
+    return {.what = what,
+            .places = {place_of(program_, rank_, place), place_of(program_, rank_, before)},
+            .expected = expected};
+  }
+  /// Gradients that no REDUCE took before this place.
+  [[nodiscard]] std::optional<Refutation> refute_missing(int place) const {
+    for (const auto& [chunk, backward] : added_) {
+      if (!reduces_ || reduced_.contains(chunk)) continue;
+      return Refutation{.what = "gradients are not reduced before the step, but those of others are",
+                        .places = {place_of(program_, rank_, place), place_of(program_, rank_, backward)},
+                        .expected = std::to_string(chunk) + "REDUCE between them"};
+    }
+    return std::nullopt;
+  }
+
+  const StepProgram& program_;
+  int rank_;
+  bool reduces_;
+  int step_ = -1;
+  std::map<int, int> added_{};    // of a chunk, its last backward since the step
+  std::map<int, int> reduced_{};  // and its REDUCE
+};
+
+std::optional<Refutation> refute_ends(const StepProgram& program, int rank, bool reduces, bool steps) {
+  const std::vector<Action>& actions = program.actions[static_cast<std::size_t>(rank)];
+  EndsCheck check(program, rank, reduces);
+  for (int place = 0; place < static_cast<int>(actions.size()); ++place) {
+    if (auto refutation = check.take(place, actions[static_cast<std::size_t>(place)])) return refutation;
+  }
+  return check.end(steps);
 }
 
 bool has(const StepProgram& program, ActionKind kind) {
@@ -91,9 +162,26 @@ std::optional<Refutation> refute_states(const StepProgram& program) {
   const bool steps = has(program, ActionKind::kStep);
   for (int rank = 0; rank < program.ranks(); ++rank) {
     if (auto refutation = refute_gathers(program, rank)) return refutation;
+    if (auto refutation = refute_offloads(program, rank)) return refutation;
     if (auto refutation = refute_ends(program, rank, reduces, steps)) return refutation;
   }
   return std::nullopt;
+}
+
+int change_of_held(const Action& action) {
+  switch (action.kind) {
+    case ActionKind::kForward:
+      return 1;
+    case ActionKind::kBackward:
+    case ActionKind::kBackwardWeight:
+      return -1;
+    case ActionKind::kFetch:
+      return action.micro_batch >= 0 ? 1 : 0;
+    case ActionKind::kFlush:
+      return action.micro_batch >= 0 ? -1 : 0;
+    default:
+      return 0;
+  }
 }
 
 std::optional<Refutation> refute_in_flight(const StepProgram& program, const std::vector<int>& bounds) {
@@ -106,9 +194,7 @@ std::optional<Refutation> refute_in_flight(const StepProgram& program, const std
     const int bound = bounds[static_cast<std::size_t>(rank)];
     int held = 0;
     for (int place = 0; place < static_cast<int>(actions.size()); ++place) {
-      const ActionKind kind = actions[static_cast<std::size_t>(place)].kind;
-      held += kind == ActionKind::kForward;
-      held -= kind == ActionKind::kBackward || kind == ActionKind::kBackwardWeight;
+      held += change_of_held(actions[static_cast<std::size_t>(place)]);
       if (held <= bound) continue;
       return Refutation{.what = "a rank holds the activations of too many micro-batches",
                         .places = {place_of(program, rank, place)},

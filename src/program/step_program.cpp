@@ -10,6 +10,7 @@ namespace zeroth {
 namespace {
 
 constexpr std::string_view kMagic = "zeroth-program";
+constexpr std::string_view kInexact = "inexact";
 constexpr int kVersion = 1;
 constexpr int kMostRanks = 1 << 16;
 
@@ -94,7 +95,11 @@ int parse_header(Words& words, StepProgram& program) {
   const int ranks = number_of(words, value_of(words, "ranks"), 1, kMostRanks);
   program.micro_batches = number_of(words, value_of(words, "micro_batches"), 1, 1 << 30);
   program.rank_of_chunk = numbers_of(words, value_of(words, "chunks"), ranks - 1);
-  if (!words.next().empty()) words.refuse("the first line of the program goes on", "its end");
+  const std::string_view last = words.next();
+  program.inexact = last == kInexact;
+  if (!last.empty() && (!program.inexact || !words.next().empty()))
+    words.refuse("the first line of the program goes on",
+                 program.inexact ? "its end" : "its end, or " + std::string(kInexact));
   return ranks;
 }
 
@@ -114,7 +119,7 @@ std::string to_text(const StepProgram& program) {
                      " micro_batches=" + std::to_string(program.micro_batches) + " chunks=";
   for (std::size_t chunk = 0; chunk < program.rank_of_chunk.size(); ++chunk)
     text += (chunk == 0 ? "" : ",") + std::to_string(program.rank_of_chunk[chunk]);
-  text += "\n";
+  text += program.inexact ? " inexact\n" : "\n";
   for (std::size_t rank = 0; rank < program.actions.size(); ++rank) {
     text += std::to_string(rank) + ":";
     for (const Action& action : program.actions[rank]) text += " " + to_text(action);

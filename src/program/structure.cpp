@@ -33,6 +33,7 @@ std::string fault_of(const StepProgram& program, int rank, const Action& action)
   if (action.kind == ActionKind::kStep) return "";
   if (action.chunk >= program.chunks()) return "an action is of a chunk that is not there";
   if (action.micro_batch >= program.micro_batches) return "an action is of a micro-batch that is not there";
+  if (is_vocabulary(action.kind)) return "";
   if (rank_of(program, action.chunk) != rank) return "an action is on a rank that does not have its chunk";
   if (!is_message(action.kind)) return "";
   const int other = other_chunk(action);

@@ -14,7 +14,17 @@
 //   2RECV_B0      receives the gradient of the output of chunk 2
 //   2UNSHARD      gathers the parameters of chunk 2 and keeps them; 2RESHARD gives them back
 //   2REDUCE       the gradients of chunk 2 are complete: their sums over the data-parallel ranks begin
+//   2RECOMPUTE0   computes again what the backward of chunk 2, micro-batch 0, needs
+//   2FLUSH0       moves the activations of chunk 2, micro-batch 0, to the host; 2FETCH0 brings them back
+//   2FETCH        brings the offloaded states of chunk 2; 2FLUSH moves them away
 //   STEP          all ranks judge the step and update their parameters
+//
+// Where the output layer is split over all ranks (passes.h, add_vocabulary()), every rank also has, of no chunk:
+//   V_INPUT0      gets the output of the last chunk, micro-batch 0, from its rank
+//   V_S0          its slice of the logits, their largest value and their sum
+//   V_SUM0        combines those of all ranks
+//   V_T0          the gradients of its slice of the weights; of the layer's input too where V_GRAD follows
+//   V_GRAD0       the gradient of the layer's input, summed over all ranks, goes to the rank of the last chunk
 #pragma once
 
 #include <cstdint>
@@ -38,11 +48,16 @@ enum class ActionKind : std::uint8_t {
   kFetch,      ///< brings what an offloaded chunk needs: of a micro-batch its activations, else its states
   kFlush,      ///< the reverse
   kRecompute,  ///< forward again, of what a backward needs
+  kVocabInput,
+  kVocabScores,
+  kVocabSum,
+  kVocabGradients,
+  kVocabInputGradient,
   kStep,
 };
 
 /// "F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE", "FETCH", "FLUSH",
-/// "RECOMPUTE", "STEP".
+/// "RECOMPUTE", "V_INPUT", "V_S", "V_SUM", "V_T", "V_GRAD", "STEP".
 [[nodiscard]] std::string_view name_of(ActionKind kind) noexcept;
 
 struct Action {
@@ -64,6 +79,8 @@ struct Action {
 /// SEND_F, RECV_F, SEND_B and RECV_B.
 [[nodiscard]] bool is_message(ActionKind kind) noexcept;
 [[nodiscard]] bool is_send(ActionKind kind) noexcept;
+/// V_INPUT, V_S, V_SUM, V_T and V_GRAD.
+[[nodiscard]] bool is_vocabulary(ActionKind kind) noexcept;
 /// Whether an action has a chunk and a micro-batch exactly where its kind has them.
 [[nodiscard]] bool has_its_numbers(const Action& action) noexcept;
 
