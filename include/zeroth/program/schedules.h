@@ -18,6 +18,7 @@
 
 #include <zeroth/program/step_program.h>
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,5 +36,28 @@ struct ScheduleOptions {
 [[nodiscard]] StepProgram make_schedule(std::string_view name, const ScheduleOptions& options);
 /// The names of the table, in its order.
 [[nodiscard]] std::vector<std::string> schedule_names();
+
+/// What F, I and W of one chunk take; B takes I and W together.
+struct ChunkTimes {
+  double forward = 1;
+  double input = 1;
+  double weight = 1;
+};
+
+/// What is known of a schedule in closed form, if all chunks take the same time and messages none.
+struct ScheduleFormula {
+  /// Simulation::bubble: the longest wait of a rank between its first computation and its last one. None where there is
+  /// no closed form: too few micro-batches, or times other than those for which a schedule is made. The V schedules are
+  /// made for I and W that take as long as F.
+  std::optional<double> bubble{};
+  std::string bubble_text{};  ///< of the general case
+  /// Pairs of chunk and micro-batch whose activations a rank holds at most, one entry a rank.
+  std::vector<int> in_flight{};
+  bool in_flight_is_exact = false;  ///< false: a bound, which some rank reaches if there are 2p micro-batches or more
+};
+
+/// Throws as make_schedule() does.
+[[nodiscard]] ScheduleFormula schedule_formula(std::string_view name, const ScheduleOptions& options,
+                                               const ChunkTimes& times = {});
 
 }  // namespace zeroth

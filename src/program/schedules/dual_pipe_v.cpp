@@ -61,4 +61,14 @@ StepProgram dual_pipe_v(const ScheduleOptions& options) {
   return keep_micro_batches(std::move(program), options.micro_batches);
 }
 
+ScheduleFormula dual_pipe_v_formula(const ScheduleOptions& options, const ChunkTimes& times) {
+  const bool enough = options.micro_batches >= 2 * options.ranks;
+  const int held = std::min(2 * options.micro_batches, 2 * options.ranks + 1);
+  ScheduleFormula formula{.bubble_text = "(p-1)F if F = I = W and m >= 2p",
+                          .in_flight = on_every_rank(options, held),
+                          .in_flight_is_exact = enough};
+  if (enough && are_equal(times)) formula.bubble = (options.ranks - 1) * times.forward;
+  return formula;
+}
+
 }  // namespace zeroth::schedules

@@ -15,4 +15,11 @@ StepProgram gpipe(const ScheduleOptions& options) {
   return program;
 }
 
+ScheduleFormula gpipe_formula(const ScheduleOptions& options, const ChunkTimes& times) {
+  return {.bubble = (options.ranks - 1) * (times.forward + times.input + times.weight),
+          .bubble_text = "(p-1)(F+I+W)",
+          .in_flight = on_every_rank(options, options.micro_batches),
+          .in_flight_is_exact = true};
+}
+
 }  // namespace zeroth::schedules

@@ -23,6 +23,12 @@ Turn turn_of(const ScheduleOptions& options, int rank, int index, bool backward)
   return {.chunk = chunk * options.ranks + rank, .micro_batch = group * options.ranks + in_group % options.ranks};
 }
 
+/// Forwards before the first backward of a rank, less one.
+int ahead_of(const ScheduleOptions& options, int rank) {
+  const int hops = options.ranks - rank - 1;
+  return options.chunks_per_rank == 1 ? hops : 2 * hops + (options.chunks_per_rank - 1) * options.ranks;
+}
+
 }  // namespace
 
 StepProgram interleaved(const ScheduleOptions& options) {
@@ -35,9 +41,7 @@ StepProgram interleaved(const ScheduleOptions& options) {
       const Turn turn = turn_of(options, rank, index, kind == ActionKind::kBackward);
       actions.push_back({.kind = kind, .chunk = turn.chunk, .micro_batch = turn.micro_batch});
     };
-    const int steps_ahead = options.chunks_per_rank == 1 ? 1 : 2;  // with one chunk this is 1F1B
-    const int ahead =
-        std::min(turns, (options.ranks - rank - 1) * steps_ahead + (options.chunks_per_rank - 1) * options.ranks);
+    const int ahead = std::min(turns, ahead_of(options, rank));
     for (int index = 0; index < ahead; ++index) add(ActionKind::kForward, index);
     for (int index = 0; index < turns; ++index) {
       if (index + ahead < turns) add(ActionKind::kForward, index + ahead);
@@ -45,6 +49,15 @@ StepProgram interleaved(const ScheduleOptions& options) {
     }
   }
   return keep_micro_batches(std::move(program), options.micro_batches);
+}
+
+ScheduleFormula interleaved_formula(const ScheduleOptions& options, const ChunkTimes& times) {
+  const bool whole = options.micro_batches % options.ranks == 0 || options.chunks_per_rank == 1;
+  ScheduleFormula formula{.bubble_text = "(p-1)(F+I+W), of a chunk", .in_flight_is_exact = whole};
+  if (whole) formula.bubble = (options.ranks - 1) * (times.forward + times.input + times.weight);
+  for (int rank = 0; rank < options.ranks; ++rank)
+    formula.in_flight.push_back(std::min(options.micro_batches * options.chunks_per_rank, ahead_of(options, rank) + 1));
+  return formula;
 }
 
 }  // namespace zeroth::schedules

@@ -24,4 +24,13 @@ StepProgram one_forward_one_backward(const ScheduleOptions& options) {
   return program;
 }
 
+ScheduleFormula one_forward_one_backward_formula(const ScheduleOptions& options, const ChunkTimes& times) {
+  ScheduleFormula formula{.bubble = (options.ranks - 1) * (times.forward + times.input + times.weight),
+                          .bubble_text = "(p-1)(F+I+W)",
+                          .in_flight_is_exact = true};
+  for (int rank = 0; rank < options.ranks; ++rank)
+    formula.in_flight.push_back(std::min(options.micro_batches, options.ranks - rank));
+  return formula;
+}
+
 }  // namespace zeroth::schedules

@@ -6,6 +6,7 @@
 #include <zeroth/base/text.h>
 
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <utility>
 
@@ -18,15 +19,18 @@ constexpr int kMostMicroBatches = 1 << 20;
 constexpr int kMostChunks = 1024;  // a rank
 
 constexpr std::array kTable{
-    Row{.name = "gpipe", .chunks = Chunks::kOne, .make = gpipe},
-    Row{.name = "1f1b", .chunks = Chunks::kOne, .make = one_forward_one_backward},
-    Row{.name = "interleaved", .chunks = Chunks::kAny, .make = interleaved},
-    Row{.name = "zb-h1", .chunks = Chunks::kOne, .make = zb_h1},
-    Row{.name = "zb-h2", .chunks = Chunks::kOne, .make = zb_h2},
-    Row{.name = "zb-v", .chunks = Chunks::kPair, .make = zb_v},
-    Row{.name = "v-half", .chunks = Chunks::kPair, .make = v_half},
-    Row{.name = "v-min", .chunks = Chunks::kPair, .make = v_min},
-    Row{.name = "dualpipev", .chunks = Chunks::kPair, .make = dual_pipe_v},
+    Row{.name = "gpipe", .chunks = Chunks::kOne, .make = gpipe, .formula = gpipe_formula},
+    Row{.name = "1f1b",
+        .chunks = Chunks::kOne,
+        .make = one_forward_one_backward,
+        .formula = one_forward_one_backward_formula},
+    Row{.name = "interleaved", .chunks = Chunks::kAny, .make = interleaved, .formula = interleaved_formula},
+    Row{.name = "zb-h1", .chunks = Chunks::kOne, .make = zb_h1, .formula = zb_h1_formula},
+    Row{.name = "zb-h2", .chunks = Chunks::kOne, .make = zb_h2, .formula = zb_h2_formula},
+    Row{.name = "zb-v", .chunks = Chunks::kPair, .make = zb_v, .formula = zb_v_formula},
+    Row{.name = "v-half", .chunks = Chunks::kPair, .make = v_half, .formula = v_half_formula},
+    Row{.name = "v-min", .chunks = Chunks::kPair, .make = v_min, .formula = v_min_formula},
+    Row{.name = "dualpipev", .chunks = Chunks::kPair, .make = dual_pipe_v, .formula = dual_pipe_v_formula},
 };
 
 void require(std::string_view name, std::string_view what, int value, int low, int high) {
@@ -35,6 +39,17 @@ void require(std::string_view name, std::string_view what, int value, int low, i
             .which = std::string(name),
             .expected = low == high ? std::to_string(low) : std::to_string(low) + " to " + std::to_string(high),
             .got = std::to_string(value)});
+}
+
+ScheduleOptions checked(const Row& row, const ScheduleOptions& options) {
+  require(row.name, "ranks", options.ranks, 1, kMostRanks);
+  require(row.name, "micro-batches", options.micro_batches, 1, kMostMicroBatches);
+  ScheduleOptions filled = options;
+  const int own = row.chunks == Chunks::kOne ? 1 : 2;
+  if (filled.chunks_per_rank == 0) filled.chunks_per_rank = own;
+  const bool any = row.chunks == Chunks::kAny;
+  require(row.name, "chunks a rank", filled.chunks_per_rank, any ? 1 : own, any ? kMostChunks : own);
+  return filled;
 }
 
 }  // namespace
@@ -54,6 +69,14 @@ const Row& row_of(std::string_view name) {
                .expected = join(names, ", "),
                .got = "\"" + std::string(name.substr(0, 40)) + "\"",
                .hint = nearest.empty() ? "" : "did you mean \"" + nearest + "\"?"});
+}
+
+bool are_equal(const ChunkTimes& times) {
+  return times.forward == times.input && times.input == times.weight;
+}
+
+std::vector<int> on_every_rank(const ScheduleOptions& options, int number) {
+  return std::vector<int>(static_cast<std::size_t>(options.ranks), number);
 }
 
 StepProgram placed_round(std::string_view name, const ScheduleOptions& options) {
@@ -82,17 +105,16 @@ StepProgram keep_micro_batches(StepProgram program, int micro_batches) {
 
 StepProgram make_schedule(std::string_view name, const ScheduleOptions& options) {
   const schedules::Row& row = schedules::row_of(name);
-  schedules::require(name, "ranks", options.ranks, 1, schedules::kMostRanks);
-  schedules::require(name, "micro-batches", options.micro_batches, 1, schedules::kMostMicroBatches);
-  ScheduleOptions filled = options;
-  const int own = row.chunks == schedules::Chunks::kOne ? 1 : 2;
-  if (filled.chunks_per_rank == 0) filled.chunks_per_rank = own;
-  if (row.chunks == schedules::Chunks::kAny) {
-    schedules::require(name, "chunks a rank", filled.chunks_per_rank, 1, schedules::kMostChunks);
-  } else {
-    schedules::require(name, "chunks a rank", filled.chunks_per_rank, own, own);
+  return row.make(schedules::checked(row, options));
+}
+
+ScheduleFormula schedule_formula(std::string_view name, const ScheduleOptions& options, const ChunkTimes& times) {
+  const schedules::Row& row = schedules::row_of(name);
+  for (const double time : {times.forward, times.input, times.weight}) {
+    ZR_CHECK(std::isfinite(time) && time >= 0, ErrorCode::kUsage, "a time is not usable",
+             {.where = "program.schedule_formula", .expected = "finite numbers from 0"});
   }
-  return row.make(filled);
+  return row.formula(schedules::checked(row, options), times);
 }
 
 std::vector<std::string> schedule_names() {

@@ -19,6 +19,7 @@ struct Row {
   Chunks chunks;
   /// Gets options that are checked, with the number of chunks filled in.
   StepProgram (*make)(const ScheduleOptions& options);
+  ScheduleFormula (*formula)(const ScheduleOptions& options, const ChunkTimes& times);
 };
 
 [[nodiscard]] std::span<const Row> table();
@@ -26,15 +27,28 @@ struct Row {
 [[nodiscard]] const Row& row_of(std::string_view name);
 
 [[nodiscard]] StepProgram gpipe(const ScheduleOptions& options);
+[[nodiscard]] ScheduleFormula gpipe_formula(const ScheduleOptions& options, const ChunkTimes& times);
 [[nodiscard]] StepProgram one_forward_one_backward(const ScheduleOptions& options);
+[[nodiscard]] ScheduleFormula one_forward_one_backward_formula(const ScheduleOptions& options, const ChunkTimes& times);
 [[nodiscard]] StepProgram interleaved(const ScheduleOptions& options);
-
+[[nodiscard]] ScheduleFormula interleaved_formula(const ScheduleOptions& options, const ChunkTimes& times);
 [[nodiscard]] StepProgram zb_h1(const ScheduleOptions& options);
+[[nodiscard]] ScheduleFormula zb_h1_formula(const ScheduleOptions& options, const ChunkTimes& times);
 [[nodiscard]] StepProgram zb_h2(const ScheduleOptions& options);
+[[nodiscard]] ScheduleFormula zb_h2_formula(const ScheduleOptions& options, const ChunkTimes& times);
 [[nodiscard]] StepProgram zb_v(const ScheduleOptions& options);
+[[nodiscard]] ScheduleFormula zb_v_formula(const ScheduleOptions& options, const ChunkTimes& times);
 [[nodiscard]] StepProgram v_half(const ScheduleOptions& options);
+[[nodiscard]] ScheduleFormula v_half_formula(const ScheduleOptions& options, const ChunkTimes& times);
 [[nodiscard]] StepProgram v_min(const ScheduleOptions& options);
+[[nodiscard]] ScheduleFormula v_min_formula(const ScheduleOptions& options, const ChunkTimes& times);
 [[nodiscard]] StepProgram dual_pipe_v(const ScheduleOptions& options);
+[[nodiscard]] ScheduleFormula dual_pipe_v_formula(const ScheduleOptions& options, const ChunkTimes& times);
+
+/// Whether F, I and W take the same time.
+[[nodiscard]] bool are_equal(const ChunkTimes& times);
+/// The same number for every rank.
+[[nodiscard]] std::vector<int> on_every_rank(const ScheduleOptions& options, int number);
 
 /// Empty lists for the ranks; chunk c on rank c % ranks.
 [[nodiscard]] StepProgram placed_round(std::string_view name, const ScheduleOptions& options);

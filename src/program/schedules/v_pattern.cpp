@@ -93,14 +93,44 @@ StepProgram with_pattern(std::string_view name, const ScheduleOptions& options, 
   return fill_with_weights(std::move(program), held);
 }
 
+int held_by_half(int ranks) {
+  return ranks + (ranks % 2 == 0 ? 2 : 1);
+}
+
+int held_by_min(int ranks) {
+  return (2 * ranks + 2) / 3 + 2;
+}
+
+/// The bubble is known for equal times and at least as many micro-batches as ranks, in units of one of these times.
+ScheduleFormula formula_of(const ScheduleOptions& options, const ChunkTimes& times, int units, int held) {
+  ScheduleFormula formula{.in_flight = on_every_rank(options, std::min(2 * options.micro_batches, held))};
+  if (are_equal(times) && options.micro_batches >= options.ranks) formula.bubble = units * times.forward;
+  return formula;
+}
+
 }  // namespace
 
 StepProgram v_half(const ScheduleOptions& options) {
-  return with_pattern("v-half", options, {2, 1, 2, 1}, options.ranks + (options.ranks % 2 == 0 ? 2 : 1));
+  return with_pattern("v-half", options, {2, 1, 2, 1}, held_by_half(options.ranks));
 }
 
 StepProgram v_min(const ScheduleOptions& options) {
-  return with_pattern("v-min", options, {1, 1, 1, 1}, (2 * options.ranks + 2) / 3 + 2);
+  return with_pattern("v-min", options, {1, 1, 1, 1}, held_by_min(options.ranks));
+}
+
+ScheduleFormula v_half_formula(const ScheduleOptions& options, const ChunkTimes& times) {
+  const int units = 3 * (options.ranks - 1) - (options.ranks > 2 ? 1 : 0);
+  ScheduleFormula formula = formula_of(options, times, units, held_by_half(options.ranks));
+  formula.bubble_text = "3(p-1)F, less F if p > 2, if F = I = W and m >= p";
+  return formula;
+}
+
+ScheduleFormula v_min_formula(const ScheduleOptions& options, const ChunkTimes& times) {
+  // Ranks that three divides need a longer turn: no two computations of a rank may fall together.
+  const int turn = options.ranks == 1 ? 0 : options.ranks % 3 == 0 ? 1 : -1;
+  ScheduleFormula formula = formula_of(options, times, 4 * (options.ranks - 1) + turn, held_by_min(options.ranks));
+  formula.bubble_text = "4(p-1)F, plus F if 3 divides p, else less F, if F = I = W and m >= p";
+  return formula;
 }
 
 }  // namespace zeroth::schedules

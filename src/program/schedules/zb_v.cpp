@@ -55,4 +55,13 @@ StepProgram zb_v(const ScheduleOptions& options) {
   return keep_micro_batches(std::move(program), options.micro_batches);
 }
 
+ScheduleFormula zb_v_formula(const ScheduleOptions& options, const ChunkTimes& times) {
+  const bool enough = options.micro_batches >= 2 * options.ranks - 1;
+  ScheduleFormula formula{.bubble_text = "0 if F = I = W and m >= 2p - 1",
+                          .in_flight = on_every_rank(options, 2 * std::min(options.micro_batches, options.ranks)),
+                          .in_flight_is_exact = enough};
+  if (enough && are_equal(times)) formula.bubble = 0;
+  return formula;
+}
+
 }  // namespace zeroth::schedules

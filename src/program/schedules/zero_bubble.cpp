@@ -44,4 +44,23 @@ StepProgram zb_h2(const ScheduleOptions& options) {
   return program;
 }
 
+ScheduleFormula zb_h1_formula(const ScheduleOptions& options, const ChunkTimes& times) {
+  const int hidden = std::min(options.micro_batches, options.ranks) - 1;  // W in the place of what is waited
+  ScheduleFormula formula{.bubble_text = "(p-1)(F+I-W)",
+                          .in_flight = on_every_rank(options, std::min(options.micro_batches, options.ranks)),
+                          .in_flight_is_exact = true};
+  if (times.weight <= times.forward)
+    formula.bubble = (options.ranks - 1) * (times.forward + times.input) - hidden * times.weight;
+  return formula;
+}
+
+ScheduleFormula zb_h2_formula(const ScheduleOptions& options, const ChunkTimes& times) {
+  const int held = std::min(options.micro_batches, 2 * options.ranks - 1);
+  ScheduleFormula formula{
+      .bubble_text = "(p-1)(F+I-2W)", .in_flight = on_every_rank(options, held), .in_flight_is_exact = true};
+  if (times.weight <= std::min(times.forward, times.input))
+    formula.bubble = (options.ranks - 1) * (times.forward + times.input) - (held - 1) * times.weight;
+  return formula;
+}
+
 }  // namespace zeroth::schedules
