@@ -1,0 +1,203 @@
+"""One run of some layers of a model with blocks, by the model's own forward.
+
+Blocks before the range return what was received, modules with parameters before it return zeros without memory, and the
+last block of the range ends the forward. So masks, positions and rotations, which follow from the batch, are computed
+on every rank again, and nothing but what blocks return is sent.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from zeroth.parallel._refuse import refuse
+from zeroth.pipe.block_plan import BlockPlan
+from zeroth.pipe.forms import leaves_of, separate
+from zeroth.pipe.meta import on_meta, to_meta
+from zeroth.pipe.stand_in import original_call
+
+__all__ = ["BlockRun", "Leave", "zeros_for_loose"]
+
+_WHERE = "pipe.run"
+
+
+class Leave(Exception):  # noqa: N818
+    """Ends a forward after the last layer of a run. It reaches no user."""
+
+    def __init__(self, values: Any) -> None:
+        super().__init__()
+        self.values = values
+
+
+class BlockRun:
+    """Layers first..last-1 of a plan; see BlockPlan for their numbers."""
+
+    def __init__(self, plan: BlockPlan, first: int, last: int, values: Any) -> None:
+        self.plan = plan
+        self.first, self.last = first, last
+        self.entered = first == 0
+        """whether the forward has come to the range"""
+        self.parts: tuple[Any, ...] = ()
+        if first == 1:
+            self.parts = separate(values, len(plan.entry.wanted), plan.blocks[0])
+        elif first > 1:
+            self.parts = separate(values, len(plan.forms[first - 2].wanted), self._name(first))
+        self._region = _region()
+
+    def calls(self, model: nn.Module, copied: nn.Module) -> dict[nn.Module, Callable[..., Any]]:
+        """The calls that stand in for those of modules. `copied`: the model on the meta device."""
+        calls: dict[nn.Module, Callable[..., Any]] = {}
+
+        def block(number: int) -> nn.Module:
+            return model.get_submodule(self.plan.blocks[number - 1])
+
+        for path, layers in self.plan.outside.items():
+            if layers[0] < self.first:
+                calls[model.get_submodule(path)] = self._outside(path, model.get_submodule(path), copied)
+        for number in range(1, min(self.first, len(self.plan.blocks) + 1)):
+            calls[block(number)] = self._before(number)
+        if self.first == 1:
+            calls[block(1)] = self._first(block(1))
+        if self.last == 1:
+            calls[block(1)] = self._leave_at_entry()
+        elif self.last <= len(self.plan.blocks) + 1:
+            own = block(self.last - 1)
+            calls[own] = self._last(calls.get(own) or original_call(own))
+        return calls
+
+    def _before(self, number: int) -> Callable[..., Any]:
+        form = self.plan.forms[number - 1]
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if number == self.first - 1:
+                self._enter()
+                return form.build(self.parts)
+            # What the model makes of it is not used, but it has to have a shape.
+            parts = tree_map(lambda one: one.detach() if isinstance(one, torch.Tensor) else one, self.parts)
+            return form.build((parts * len(form.wanted))[: len(form.wanted)])
+
+        return call
+
+    def _first(self, block: nn.Module) -> Callable[..., Any]:
+        original = original_call(block)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._enter()
+            args, kwargs = self.plan.entry.replace(args, kwargs, self.parts)
+            return original(*args, **kwargs)
+
+        return call
+
+    def _leave_at_entry(self) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> NoReturn:
+            self._require_no_region(self.plan.blocks[0])
+            raise Leave(self.plan.entry.pick(args, kwargs))
+
+        return call
+
+    def _last(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        name = self._name(self.last - 1)
+
+        def call(*args: Any, **kwargs: Any) -> NoReturn:
+            output = own(*args, **kwargs)
+            self._require_no_region(name)
+            raise Leave(self.plan.forms[self.last - 2].pick(output, name))
+
+        return call
+
+    def _outside(self, path: str, module: nn.Module, copied: nn.Module) -> Callable[..., Any]:
+        original = original_call(module)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.entered:
+                return original(*args, **kwargs)
+            return placeholder(module, copied.get_submodule(path), args, kwargs, solid=path in self.plan.written)
+
+        return call
+
+    def _enter(self) -> None:
+        self._require_no_region(self._name(self.first - 1) if self.first > 1 else self.plan.blocks[0])
+        self.entered = True
+
+    def _require_no_region(self, block: str) -> None:
+        """Inside of an activation checkpoint that has more than the block, recomputation would not end where this run
+        does."""
+        if _region() != self._region:
+            refuse(
+                "a model calls a block inside an activation checkpoint of its own, and the pipeline is split there",
+                code="MODEL",
+                where=_WHERE,
+                which=block,
+                expected="checkpoints inside of blocks, or those of gradient_checkpointing_enable()",
+                got="torch.utils.checkpoint around the block",
+                hint="let the pipeline recompute instead",
+            )
+
+    def require_left(self) -> None:
+        """After a forward that ended by itself. Raises Error MODEL if it should not have, or has not used what was
+        received."""
+        if self.last != len(self.plan.blocks) + 2 or not self.entered:
+            number = self.last - 1 if self.entered else max(self.first - 1, 1)
+            refuse(
+                "a model has not called a block that it called when it was looked at",
+                code="MODEL",
+                where=_WHERE,
+                which=self._name(number),
+                expected="all blocks in every forward",
+                hint="blocks that are left out at random, as by a layerdrop, cannot be split",
+            )
+
+    def _name(self, layer: int) -> str:
+        if layer == 0:
+            return "embedding"
+        return self.plan.blocks[layer - 1] if layer <= len(self.plan.blocks) else "head"
+
+
+def _region() -> tuple[bool, Any]:
+    """What differs inside of an activation checkpoint."""
+    return torch.is_grad_enabled(), torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def placeholder(module: nn.Module, copied: nn.Module, args: Any, kwargs: Any, *, solid: bool = False) -> Any:
+    """Zeros of the shapes and dtypes that `module` would return; `copied`: the same module on the meta device, which
+    says them. `solid`: with memory."""
+    for live, shape in zip(module.parameters(), copied.parameters(), strict=True):
+        if live.dtype != shape.dtype:
+            shape.data = shape.data.to(live.dtype)
+    device = next((leaf.device for leaf in leaves_of((args, kwargs))), torch.device("cpu"))
+    with on_meta():
+        made = copied(*to_meta(args), **to_meta(kwargs))
+
+    def zeros(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if solid:
+            return torch.zeros(leaf.shape, dtype=leaf.dtype, device=device)
+        return torch.zeros((), dtype=leaf.dtype, device=device).expand(leaf.shape)
+
+    return tree_map(zeros, made)
+
+
+@contextlib.contextmanager
+def zeros_for_loose(model: nn.Module, plan: BlockPlan, first: int, last: int) -> Iterator[None]:
+    """In here parameters that modules around blocks read by themselves, before layer `first` and not in the range, are
+    zeros without memory."""
+    kept: list[tuple[nn.Module, str, Any]] = []
+    try:
+        for name, shape in plan.loose.items():
+            layers = plan.uses[name]
+            if layers[0] >= first or any(first <= layer < last for layer in layers):
+                continue
+            path, _, own = name.rpartition(".")
+            module = model.get_submodule(path)
+            parameter: Any = module._parameters[own]
+            kept.append((module, own, parameter))
+            zero = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
+            module._parameters[own] = zero.expand(shape)  # type: ignore[assignment]
+        yield
+    finally:
+        for module, own, parameter in reversed(kept):
+            module._parameters[own] = parameter
