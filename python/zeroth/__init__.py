@@ -32,7 +32,7 @@ from zeroth._pretrained import load_pretrained
 from zeroth._state import Loaded
 from zeroth._units import Unit, units
 from zeroth.parallel import parallelize
-from zeroth.pipe import pipeline
+from zeroth.pipe.pipeline import pipeline
 
 __version__ = _preflight.VERSION
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import sys
@@ -220,29 +221,27 @@ class Engine:
                 self._optimizer.push()
             result, loss = self._pipeline.train_batch(batches)
             return self._stepped(result), loss
-        source = iter(batches)
         micro_steps = self._config.micro_steps(self._world_size)
         total = 0.0
-        for _ in range(micro_steps):
-            loss_of_batch = _loss_of(self(**batch) if isinstance(batch := next(source), dict) else self(batch))
-            self.backward(loss_of_batch)
-            total += loss_of_batch.item()
-            stepped = self.step()
-        return stepped, self.average(total / micro_steps)
+        for batch in itertools.islice(batches, micro_steps):
+            loss = _loss_of(self._called(batch))
+            self.backward(loss)
+            total += loss.item()
+            result = self.step()
+        return result, self.average(total / micro_steps)
 
-    def eval_batch(self, batches: Iterable[Any]) -> float:
-        """The mean loss over as many micro-batches as train_batch() takes, without gradients, on all ranks. Collective
-        and blocking. Errors as there."""
+    def eval_batch(self, batches: Iterable[Any], *, micro_batches: int | None = None) -> float:
+        """The mean loss over `micro_batches` micro-batches, default as many as train_batch() takes, without gradients,
+        on all ranks. Collective and blocking. Errors as there."""
         if self._pipeline is not None:
-            return self._pipeline.eval_batch(batches)
-        source = iter(batches)
-        micro_steps = self._config.micro_steps(self._world_size)
-        total = 0.0
+            return self._pipeline.eval_batch(batches, micro_batches)
+        count = self._config.micro_steps(self._world_size) if micro_batches is None else micro_batches
         with torch.no_grad():
-            for _ in range(micro_steps):
-                batch = next(source)
-                total += _loss_of(self(**batch) if isinstance(batch, dict) else self(batch)).item()
-        return self.average(total / micro_steps)
+            losses = [_loss_of(self._called(batch)).item() for batch in itertools.islice(batches, count)]
+        return self.average(sum(losses) / count)
+
+    def _called(self, batch: Any) -> Any:
+        return self(**batch) if isinstance(batch, dict) else self(*batch) if isinstance(batch, tuple) else self(batch)
 
     @property
     def pipeline(self) -> Any:

@@ -314,17 +314,16 @@ void Engine::steer() {
   for (const auto& group : groups_) group->gradients().steer();
 }
 
-void Engine::end_gradients_of_step(std::span<const int> units) {
-  for (const int unit : units) {
-    for (const PartIndex part : parts_of(unit)) {
-      const auto [group, index] = at(part);
-      group.gradients().set_final(index);
+void Engine::begin_part(const BackwardPart& part) {
+  for (const auto& group : groups_) group->gradients().begin_part(part.micro_step);
+  for (const auto& [units, last] : {std::pair(part.units, false), std::pair(part.last, true)}) {
+    for (const int unit : units) {
+      for (const PartIndex place : parts_of(unit)) {
+        const auto [group, index] = at(place);
+        group.gradients().add_to_part(index, last);
+      }
     }
   }
-}
-
-void Engine::enter_micro_step(int micro_step) {
-  for (const auto& group : groups_) group->gradients().set_micro_step(micro_step);
 }
 
 StepResult Engine::step_all() {

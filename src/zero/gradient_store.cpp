@@ -41,7 +41,8 @@ GradientStore::GradientStore(const ModelLayout& model, const ShardingPlan& plan,
       ring_open_(static_cast<std::size_t>(plan.ring_slots), -1),
       has_grad_(model.params.size(), false),
       nonfinite_(kernels.make_words((model.params.size() + 1) * sizeof(std::int64_t))),
-      final_(model.units.size(), false) {
+      in_part_(model.units.size(), false),
+      last_(model.units.size(), false) {
   const ExchangeContext context{model, memory, backend, reduce_stream_, ledger, *shards_, kernels, operations_};
   exchange_ = reads_peers() ? make_one_sided_exchange(context) : make_matched_exchange(context);
   for (std::size_t flat = 0; flat < model.flats.size(); ++flat) {
@@ -66,7 +67,7 @@ std::size_t GradientStore::transport_bytes() const {
 }
 bool GradientStore::publishes_now(int unit) const {
   if (plan_.policy == ReductionPolicy::kPerMicroStep || micro_steps_ == 1) return true;
-  return steered_ ? final_[static_cast<std::size_t>(unit)] : micro_step_ == micro_steps_ - 1;
+  return steered_ ? last_[static_cast<std::size_t>(unit)] : micro_step_ == micro_steps_ - 1;
 }
 
 void GradientStore::add(int param, ConstTensorView grad) {
@@ -163,8 +164,19 @@ void GradientStore::close_unit(int unit) {
   exchange_->progress();
 }
 
+void GradientStore::begin_part(int micro_step) {
+  set_micro_step(micro_step);
+  in_part_.assign(in_part_.size(), false);
+}
+
+void GradientStore::add_to_part(int unit, bool last) {
+  const auto index = static_cast<std::size_t>(unit);
+  in_part_[index] = true;
+  if (last) last_[index] = true;
+}
+
 void GradientStore::end_unit(int unit, const std::vector<bool>& expected) {
-  if (!publishes_now(unit)) return;
+  if (!publishes_now(unit) || (steered_ && !in_part_[static_cast<std::size_t>(unit)])) return;
   for (const int flat : model_.unit_flats[static_cast<std::size_t>(unit)]) {
     const FlatLayout& layout = model_.flat(flat);
     const bool awaited = layout.trainable && layout.length > 0 && state(flat).published_in <= backward_ &&
@@ -295,7 +307,7 @@ void GradientStore::begin_step() {
   std::ranges::fill(ring_open_, -1);
   joined_ = false;
   reduced_before_ = false;
-  final_.assign(final_.size(), false);
+  last_.assign(last_.size(), false);
   find_offender();
   offender_ = {};
   micro_step_ = 0;

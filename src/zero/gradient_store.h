@@ -79,11 +79,11 @@ class GradientStore {
     micro_step_ = micro_step;
   }
 
-  /// With kPerStep: the caller says itself which backward brings the last gradients of a unit, instead of the number of
-  /// the micro-step. For steps in which the units' last backwards are at different places: those of a pipeline.
+  /// From now on the caller says of each backward which units it is of, and which of them have no further one in this
+  /// step; the number of the micro-step says nothing any more. See Engine::steer().
   void steer() { steered_ = true; }
-  /// After steer(): the next gradients of the unit are its last of this step. begin_step() forgets it.
-  void set_final(int unit) { final_[static_cast<std::size_t>(unit)] = true; }
+  void begin_part(int micro_step);
+  void add_to_part(int unit, bool last);
 
   /// Blocks until all ranks have come to this call, and reduces meanwhile, because a rank in backward may wait until
   /// this one has taken its gradients. It must come before every collective except complete(), which calls it itself.
@@ -184,7 +184,8 @@ class GradientStore {
   std::uint64_t backward_ = 0;   ///< step << 20 | backward within the step
   int micro_step_ = 0;
   bool steered_ = false;
-  std::vector<bool> final_;  ///< one a unit, after steer()
+  std::vector<bool> in_part_;  ///< one a unit, after steer(): the running backward is of it
+  std::vector<bool> last_;     ///< one a unit, after steer(): it has no further backward in this step
 };
 
 }  // namespace zeroth

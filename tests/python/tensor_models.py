@@ -41,7 +41,14 @@ def gemma() -> nn.Module:
 def gpt2() -> nn.Module:
     return transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
-            vocab_size=VOCAB, n_positions=32, n_embd=32, n_layer=2, n_head=4, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+            vocab_size=VOCAB,
+            n_positions=32,
+            n_embd=32,
+            n_head=4,
+            resid_pdrop=0,
+            embd_pdrop=0,
+            attn_pdrop=0,
+            n_layer=SMALL["num_hidden_layers"],
         )
     )
 

@@ -192,15 +192,17 @@ class Engine {
   /// transport, and what a save_async() ended with.
   StepResult step();
 
-  /// For a front end that runs the micro-steps of a step in an order of its own, parts of their backwards in between, as
-  /// a pipeline does. From now on settings().micro_steps are how many there are, end_gradients_of_step() says which
-  /// backward of a unit is its last, and step_all() ends them all. Before the first forward.
+  /// For a front end that runs the backwards of a step's micro-steps in parts and in an order of its own, as a pipeline
+  /// does: it says before each backward what it is of, and step_all() ends the step. Before the first forward.
   void steer();
-  /// The next backward brings the last gradients of these units in this step. With ReductionPolicy::kPerStep their
-  /// reduction begins in it.
-  void end_gradients_of_step(std::span<const int> units);
-  /// The micro-step of the backwards that follow, for what is said of a gradient.
-  void enter_micro_step(int micro_step);
+  struct BackwardPart {
+    int micro_step = 0;            ///< for what is said of a gradient
+    std::span<const int> units{};  ///< whose gradients it brings
+    /// For these, the last of the step. With ReductionPolicy::kPerStep their reduction begins in it.
+    std::span<const int> last{};
+  };
+  /// After steer(), of the next backward.
+  void begin_part(const BackwardPart& part);
   /// Ends the step, collective, as the last step() of an accumulation.
   StepResult step_all();
   /// Keeps the unit gathered until give_back(): the leases of its forwards and backwards cost nothing meanwhile. May

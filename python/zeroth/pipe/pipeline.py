@@ -10,7 +10,8 @@ from torch import nn
 from zeroth import _C, _boxes, _units
 from zeroth._config import ConfigLike, to_config
 from zeroth.parallel._refuse import refuse
-from zeroth.pipe.chain import Chain, chain_of
+from zeroth.pipe.chain import Chain
+from zeroth.pipe.make_chain import build, chain_of
 from zeroth.pipe.partition import partition
 
 __all__ = ["Pipelined", "pipeline", "pipelined_of"]
@@ -92,16 +93,18 @@ def pipeline(
     loss_fn: Callable[..., torch.Tensor] | None = None,
     speeds: Sequence[float] | None = None,
     weights: Sequence[float] | None = None,
+    sample: Any = None,
 ) -> Pipelined:
     """Cuts a model in place into the stages of the configuration's mesh, zeroth.mesh.pp. zeroth.Engine does it for a
     model that is not cut yet; call it before for a loss function or another cut, or to see it:
     print(zeroth.pipeline(...)).
 
     `model`: see chain_of(). `split`: see partition(); None: zeroth.pipeline.split of the configuration. `loss_fn`: for
-    models without a loss of their own. `speeds`, `weights`: see partition().
+    models without a loss of their own. `sample`: a batch to look at models that are none of transformers'. `speeds`,
+    `weights`: see partition().
 
-    Parameters of other stages keep their names and become empty on this rank; engine.full(name), state_dict(), saves and
-    loads are those of the whole model. A weight that several stages use is on each of them, and its gradients are
+    Parameters of other stages keep their names and become empty on this rank; engine.full(name), state_dict(), saves
+    and loads are those of the whole model. A weight that several stages use is on each of them, and its gradients are
     summed over them. All ranks build the model from the same seed.
 
     Collective and blocking. Raises Error, before the model is changed: MODEL for a model that cannot be cut; CONFIG for
@@ -121,15 +124,21 @@ def pipeline(
         )
     if isinstance(model, nn.Module) and pipelined_of(model) is not None:
         refuse("the model is a pipeline already", where=_WHERE, which=type(model).__name__)
-    chain = chain_of(model, loss_fn=loss_fn)
+    chain = chain_of(model, loss_fn=loss_fn, sample=sample)
     keys = settings.pipeline
     micro_batches = settings.micro_steps(world.size)
     program = _C.make_program(
         keys["schedule"], axes["pp"], micro_batches, chunks=keys["chunks"], unshard=_unshard(settings)
     )
     stage_of_chunk = _C.rank_of_chunk(program)
-    bounds = partition(chain, len(stage_of_chunk), split or _SPLITS.get(keys["split"], keys["split"]), weights=weights, speeds=speeds)
+    bounds = partition(
+        chain, len(stage_of_chunk), split or _SPLITS.get(keys["split"], keys["split"]), weights=weights, speeds=speeds
+    )
     mesh = world.mesh(axes, settings)
+    stage = mesh.coordinate("pp")
+    for chunk, owner in enumerate(stage_of_chunk):
+        if owner == stage:
+            build(chain, bounds[chunk], bounds[chunk + 1])
     done = Pipelined(
         chain=chain,
         mesh=mesh,
@@ -161,7 +170,17 @@ def _give_away(done: Pipelined) -> None:
             stages = everywhere
         _boxes.put_box(parameter, _box(parameter, stages))
         if done.stage not in stages:
-            parameter.data = parameter.data.new_empty((0, *parameter.shape[1:]))
+            _empty(parameter)
+
+
+def _empty(parameter: nn.Parameter) -> None:
+    """Leaves nothing of a parameter but its dtype and its device; one on the meta device becomes one of the CPU."""
+    shape = (0, *parameter.shape[1:])
+    if not parameter.is_meta:
+        parameter.data = parameter.data.new_empty(shape)
+        return
+    nothing = nn.Parameter(torch.empty(shape, dtype=parameter.dtype), requires_grad=parameter.requires_grad)
+    torch._C._swap_tensor_impl(parameter, nothing)  # the object stays the user's
 
 
 def _box(parameter: nn.Parameter, stages: list[int]) -> _C.ParameterBox:

@@ -1,6 +1,8 @@
 """The steps of a pipeline: feeds micro-batches to the executor, and runs chunks of the model for it."""
 
+import contextlib
 import functools
+import itertools
 import json
 import weakref
 from collections.abc import Iterable, Iterator
@@ -42,43 +44,36 @@ class Runner:
             forward,
         )
 
-    def train_batch(self, batches: Iterator[Any] | Iterable[Any]) -> tuple[_C.StepResult, float]:
+    def train_batch(self, batches: Iterable[Any]) -> tuple[_C.StepResult, float]:
         """See Engine.train_batch()."""
-        self._take(batches)
-        try:
+        with self._given(batches, self.done.micro_batches):
             return self.core.train_batch()
-        finally:
-            self._batches = []
 
-    def eval_batch(self, batches: Iterator[Any] | Iterable[Any]) -> float:
+    def eval_batch(self, batches: Iterable[Any], micro_batches: int | None) -> float:
         """See Engine.eval_batch()."""
-        self._take(batches)
+        count = self.done.micro_batches if micro_batches is None else micro_batches
+        with self._given(batches, count):
+            return self.core.eval_batch(count)
+
+    @contextlib.contextmanager
+    def _given(self, batches: Iterable[Any], count: int) -> Iterator[None]:
+        """The micro-batches of the step that runs inside."""
+        self._batches = list(itertools.islice(batches, count))
         try:
-            return self.core.eval_batch()
+            if len(self._batches) < count:
+                refuse(
+                    "a stage of the pipeline has too few micro-batches for a step",
+                    code="MISMATCH",
+                    where=_WHERE,
+                    who=f"stage {self.done.stage} of {self.done.mesh.size('pp')}",
+                    which=f"micro-batch {len(self._batches)}",
+                    expected=f"{count} micro-batches",
+                    got=str(len(self._batches)),
+                    hint="give every stage of a pipeline the same micro-batches, gradient_accumulation_steps a step",
+                )
+            yield
         finally:
             self._batches = []
-
-    def _take(self, batches: Iterator[Any] | Iterable[Any]) -> None:
-        source = iter(batches)
-        wanted = self.done.micro_batches
-        taken = []
-        for _ in range(wanted):
-            try:
-                taken.append(next(source))
-            except StopIteration:
-                break
-        if len(taken) < wanted:
-            refuse(
-                "a stage of the pipeline has too few micro-batches for a step",
-                code="MISMATCH",
-                where=_WHERE,
-                who=f"stage {self.done.stage} of {self.done.mesh.size('pp')}",
-                which=f"micro-batch {len(taken)}",
-                expected=f"{wanted} micro-batches a step (gradient_accumulation_steps)",
-                got=str(len(taken)),
-                hint="give every stage of a pipeline the same micro-batches; drop the last incomplete step",
-            )
-        self._batches = taken
 
     def _forward(self, chunk: int, micro_batch: int, tensors: _Tensors, structure: str) -> tuple[_Tensors, str]:
         first, last = self.done.bounds[chunk], self.done.bounds[chunk + 1]

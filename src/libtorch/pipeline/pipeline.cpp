@@ -28,6 +28,22 @@ Key key_of(const Action& action) {
   return {action.chunk, action.micro_batch};
 }
 
+/// Every chunk's forward of each micro-batch, one micro-batch after the other.
+StepProgram forwards_of(const StepProgram& trained, int micro_batches) {
+  StepProgram program{
+      .schedule = trained.schedule, .micro_batches = micro_batches, .rank_of_chunk = trained.rank_of_chunk};
+  program.actions.resize(trained.actions.size());
+  for (int micro_batch = 0; micro_batch < micro_batches; ++micro_batch) {
+    for (int chunk = 0; chunk < trained.chunks(); ++chunk) {
+      program.actions[static_cast<std::size_t>(trained.rank_of_chunk[static_cast<std::size_t>(chunk)])].push_back(
+          {ActionKind::kForward, chunk, micro_batch});
+    }
+  }
+  program = add_messages(std::move(program));
+  verify(program, {.forwards_only = true});
+  return program;
+}
+
 bool is_last_of_backward(ActionKind kind) {
   return kind == ActionKind::kBackward || kind == ActionKind::kBackwardWeight;
 }
@@ -49,7 +65,6 @@ class Pipeline::Impl {
     ZR_CHECK(!running_, ErrorCode::kUsage, "a step of the pipeline is under way",
              {.where = kWhere, .hint = "end() it"});
     running_ = true;
-    program_ = &options_.program;
     links_.begin_step(++step_, digest_);
     result_.reset();
     losses_ = 0.0;
@@ -99,17 +114,19 @@ class Pipeline::Impl {
   }
 
   double evaluate(int micro_batches) {
-    StepProgram program = only_forwards(options_.program);
-    (void)micro_batches;
+    if (micro_batches == 0) micro_batches = options_.program.micro_batches;
+    ZR_CHECK(micro_batches > 0, ErrorCode::kUsage, "an evaluation without micro-batches",
+             {.where = kWhere, .got = std::to_string(micro_batches)});
+    const StepProgram program = forwards_of(options_.program, micro_batches);
     const at::NoGradGuard no_grad;
     begin();
-    program_ = &program;
+    links_.begin_step(step_, digest64(to_text(program)));
     guarded([&] {
       for (const Action& action : program.actions[static_cast<std::size_t>(stages_.rank())]) run(action);
+      links_.settle();
     });
-    links_.settle();
     running_ = false;
-    return mean_loss(program.micro_batches);
+    return mean_loss(micro_batches);
   }
 
   Result train() {
@@ -234,11 +251,13 @@ class Pipeline::Impl {
       gradients = is_last(action.chunk) ? flight.loss : take(gradients_, key).tensors;
     }
     zeroth::Engine& core = runtime_->core();
-    core.enter_micro_step(action.micro_batch);
-    if (is_last_of_backward(action.kind)) {
-      if (const auto last = last_backwards_.find(key); last != last_backwards_.end())
-        core.end_gradients_of_step(last->second);
+    const auto last = last_backwards_.find(key);
+    zeroth::Engine::BackwardPart part{.micro_step = action.micro_batch};
+    if (is_last_of_backward(action.kind)) {  // I brings the engine nothing
+      part.units = units_of(action.chunk);
+      if (last != last_backwards_.end()) part.last = last->second;
     }
+    core.begin_part(part);
     const std::uint64_t seen = runtime_->open_backward_of_part();
     try {
       switch (action.kind) {
@@ -347,7 +366,6 @@ class Pipeline::Impl {
   StageLinks links_;
   std::uint64_t digest_ = 0;
   std::uint64_t step_ = 0;
-  const StepProgram* program_ = nullptr;
   bool running_ = false;
   std::map<Key, std::vector<int>> last_backwards_;  ///< units whose gradients are complete in it
   std::map<Key, InFlight> flights_;

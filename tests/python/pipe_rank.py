@@ -1,0 +1,180 @@
+"""One rank of several that train models in the stages of a pipeline, at every ZeRO stage; see pipe_test.py.
+
+Each line of a table is a training: its losses, norms and weights are those of one process with the whole batch, in
+float64, and those of another ZeRO stage with ==.
+
+pipe_rank.py PART...     the parts of the table that have as many ranks as there are
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import sys
+
+import torch
+from tensor_models import MODELS, SMALL, VOCAB
+from torch import nn
+from wide_norms import wide_norms
+
+import zeroth
+
+STEPS = 2
+LAYERS = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    model: str
+    pp: int
+    schedule: str = "1f1b"
+    micro: int = 4
+    stage: int = 1
+    chunks: int = 0
+    tp: int = 1
+    sp: int = 1
+    clip: float = 0.0
+    policy: str = "per_micro_step"
+    unshard: str = "micro_batch"
+    reshard: str = "default"
+    dtype: str = ""
+    """bf16 or fp16"""
+    recompute: bool = False
+
+
+TABLES = {
+    "two": [
+        Row("llama", 2),
+        Row("gpt2", 2, "gpipe", stage=0, policy="per_step"),
+        Row("qwen2", 2, micro=1, stage=3, clip=0.1),
+        Row("llama", 2, "interleaved", stage=2, chunks=2, policy="per_step"),
+    ],
+    "three": [
+        Row("gpt2", 3, micro=2, stage=2, policy="per_step", clip=0.1),
+    ],
+    "four": [
+        Row("llama", 2, micro=3, stage=3),
+        Row("gpt2", 4, micro=2, stage=3, policy="per_step"),
+    ],
+}
+
+
+def batch(step: int, number: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + number)
+    tokens = torch.randint(1, VOCAB, (2, 9 + number % 3), generator=generator)
+    return {"input_ids": tokens}, tokens
+
+
+def loss_fn(output: object, tokens: torch.Tensor) -> torch.Tensor:
+    """In float64: transformers' own loss is computed in float32."""
+    logits = output.logits  # type: ignore[attr-defined]
+    return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def made(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(1)
+    before = SMALL["num_hidden_layers"]
+    SMALL["num_hidden_layers"] = LAYERS
+    try:
+        model = MODELS[name]().to(dtype)
+    finally:
+        SMALL["num_hidden_layers"] = before
+    if dtype == torch.float64:
+        wide_norms(model)
+    return model.train()
+
+
+@functools.cache
+def plain(name: str, count: int, clip: float) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
+    """Losses, norms and weights of one process."""
+    model = made(name)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses, norms = [], []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        total = 0.0
+        for number in range(count):
+            inputs, tokens = batch(step, number)
+            loss = loss_fn(model(**inputs), tokens) / count
+            loss.backward()
+            total += loss.item()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), clip or float("inf")).item())
+        optimizer.step()
+        losses.append(total)
+    return losses, norms, copy.deepcopy(dict(model.state_dict()))
+
+
+def config_of(row: Row, stage: int) -> dict[str, object]:
+    return {
+        "zero_optimization": {"stage": stage},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
+        "gradient_accumulation_steps": row.micro,
+        "gradient_clipping": row.clip,
+        "zeroth": {
+            "mesh": {"pp": row.pp, "tp": row.tp, "sp": row.sp},
+            "pipeline": {"schedule": row.schedule, "chunks": row.chunks, "unshard": row.unshard},
+            "reduction_policy": row.policy,
+            "reshard": row.reshard,
+        },
+        **({"fp16": {"enabled": True, "initial_scale_power": 8}} if row.dtype == "fp16" else {}),
+        **({"bf16": {"enabled": True}} if row.dtype == "bf16" else {}),
+    }
+
+
+def train(row: Row, stage: int, world: zeroth.World) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
+    """The same on the mesh; checks that planned memory is measured."""
+    model = made(row.model, torch.float32 if row.dtype else torch.float64)
+    if row.recompute:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    config = config_of(row, stage)
+    zeroth.pipeline(model, config, world=world, loss_fn=loss_fn)
+    engine = zeroth.Engine(model, config, world=world, log_level="warning")
+    inner = row.tp * row.sp
+    dp = world.size // row.pp // inner
+    own = world.rank // inner % dp
+    losses, norms = [], []
+    for step in range(STEPS):
+        result, loss = engine.train_batch(batch(step, micro * dp + own) for micro in range(row.micro))
+        assert result.committed, result
+        losses.append(loss)
+        norms.append(result.grad_norm)
+    report = engine.memory_report()
+    assert report.planned == report.measured_peak, (row, report.planned, report.measured_peak)
+    weights = engine.state_dict(ranks=None)
+    engine.close(keep_parameters=False)
+    return losses, norms, weights
+
+
+def close(got: float, expected: float, bound: float = 1e-12) -> bool:
+    return abs(got - expected) <= bound * max(1.0, abs(expected))
+
+
+def check(row: Row, world: zeroth.World) -> None:
+    dp = world.size // (row.pp * row.tp * row.sp)
+    losses, norms, weights = plain(row.model, dp * row.micro, row.clip)
+    mine = train(row, row.stage, world)
+    bound = {"": 1e-12, "bf16": 0.05, "fp16": 0.01}[row.dtype]
+    assert all(close(*pair, bound) for pair in zip(mine[0], losses, strict=True)), (row, mine[0], losses)
+    assert all(close(*pair, 4 * bound) for pair in zip(mine[1], norms, strict=True)), (row, mine[1], norms)
+    assert mine[2].keys() == weights.keys(), (row, mine[2].keys() ^ weights.keys())
+    for name, value in weights.items():
+        most = 1e-8 if not row.dtype else 2.1 * STEPS * 1e-2
+        assert (mine[2][name] - value).abs().max() < most, (row, name, (mine[2][name] - value).abs().max())
+    other = train(row, (row.stage + 2) % 4, world)
+    assert mine[:2] == other[:2], (row, mine[:2], other[:2])
+    assert all(torch.equal(mine[2][name], other[2][name]) for name in weights), row
+
+
+def main() -> None:
+    world = zeroth.World.from_environment()
+    for part in sys.argv[1:]:
+        for row in TABLES[part]:
+            check(row, world)
+            if world.rank == 0:
+                print(f"{row}: ok", flush=True)
+    print(f"{sum(len(TABLES[part]) for part in sys.argv[1:])} rows: ok")
+
+
+if __name__ == "__main__":
+    main()
