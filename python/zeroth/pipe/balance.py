@@ -15,8 +15,8 @@ def evenly(count: int, parts: int) -> list[int]:
 
 def balanced(costs: Sequence[float], speeds: Sequence[float]) -> list[int]:
     """Boundaries of len(speeds) parts, none of them empty, with the least largest time of a part, which is its costs
-    over its speed; among those, with the least sum of squares of the times. Exact, by dynamic programming.
-    O(parts n log n + n^2) for n costs; 1 <= parts <= n."""
+    over its speed; among those, with the least sum of squares of the times; then those that begin early. Exact, by
+    dynamic programming. O(parts n log n + n^2) for n costs; 1 <= parts <= n."""
     parts, count = len(speeds), len(costs)
     sums = [0.0, *itertools.accumulate(costs)]
 
@@ -48,7 +48,7 @@ def balanced(costs: Sequence[float], speeds: Sequence[float]) -> list[int]:
                 own = time(part, begin, end)
                 if own > limit:
                     break
-                if squares[begin] + own**2 < found[end]:
+                if squares[begin] + own**2 <= found[end]:
                     found[end], begun[end] = squares[begin] + own**2, begin
         squares = found
         chosen.append(begun)

@@ -13,6 +13,7 @@ from zeroth.pipe.batches import parts_of
 from zeroth.pipe.block_look import look
 from zeroth.pipe.block_run import BlockRun, Leave, zeros_for_loose
 from zeroth.pipe.chain import Layer, refuse_unused, require_range
+from zeroth.pipe.placeholders import Placeholders
 from zeroth.pipe.stand_in import standing_in
 
 __all__ = ["BlockChain"]
@@ -44,7 +45,8 @@ class BlockChain:
             self.notes = ("use_cache is off: a pipeline keeps no keys and values of earlier tokens",)
         _refuse_options({name: getattr(config, name, False) for name in _OUTPUTS}, "pipe.chain_of")
         args, kwargs, _ = self._arguments(_sample_of(model) if sample is None else sample)
-        self._plan, self._copied = look(model, self.forward, args, kwargs)
+        self._plan, copied = look(model, self.forward, args, kwargs)
+        self._placeholders = Placeholders(copied, self._plan.written)
         self._names = ("embedding", *self._plan.blocks, "head")
         self.uses = self._plan.uses
         refuse_unused(model, self.uses)
@@ -66,11 +68,11 @@ class BlockChain:
         require_range(first, last, self._names, values)
         args, kwargs, labels = self._arguments(batch)
         value, held = stashed.unpacked(values)
-        run = BlockRun(self._plan, first, last, value)
+        run = BlockRun(self._plan, self._placeholders, first, last, value)
         with (
             stashed.stashing(held) as stash,
             zeros_for_loose(self.model, self._plan, first, last),
-            standing_in(run.calls(self.model, self._copied)),
+            standing_in(run.calls(self.model)),
         ):
             try:
                 output = self.forward(self.model, args, kwargs)

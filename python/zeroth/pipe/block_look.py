@@ -61,6 +61,9 @@ def look(
                 got=f"{type(error).__name__}: {error}",
                 hint="give a batch as it is trained with: sample=",
             )
+    for module in copied.modules():
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):
+            hooks.clear()
     return seen.plan(), copied
 
 
@@ -92,6 +95,8 @@ class _Look:
         self.outside: defaultdict[str, set[int]] = defaultdict(set)
         self._arguments: dict[int, str] = {}
         """names of the storages that the present block was called with"""
+        self._opaque: list[str] = []
+        """its arguments that are neither tensors nor plain values"""
         self._results: dict[int, str] = {}
         """module outside of blocks that returned a storage"""
         self._entry: dict[int | str, int] = {}
@@ -130,6 +135,7 @@ class _Look:
         for at, value in places.items():
             name = at if isinstance(at, str) else names[at] if at < len(names) else f"argument {at}"
             self._arguments |= {key: name for key in keys_of(value)}
+            self._opaque += [f"{name}, a {type(leaf).__name__}" for leaf in _pytree.tree_leaves(value) if _opaque(leaf)]
         tensors = {at: key_of(value) for at, value in places.items() if isinstance(value, torch.Tensor)}
         if len(self.blocks) == 1:
             self._entry = tensors
@@ -139,7 +145,7 @@ class _Look:
             self._hidden = [at for at, key in tensors.items() if key in self.run.passed]
 
     def block_ends(self, output: Any) -> None:
-        self._arguments = {}
+        self._arguments, self._opaque = {}, []
         self._outputs.append(output)
         self.run.keep(output)
         self.run.passed = keys_of(output)
@@ -154,7 +160,7 @@ class _Look:
         self.run.passed |= keys_of(value)
 
     def _refuse_passing(self, key: int, maker: int, operator: str) -> NoReturn:
-        name = self._arguments.get(key) or f"what {operator} reads"
+        name = self._arguments.get(key) or ", ".join(self._opaque) or f"what {operator} reads"
         refuse(
             "more than the output of a block passes to a later one",
             code="MODEL",
@@ -220,7 +226,7 @@ class _Look:
     def _is_wanted(self, leaf: Any, needed: set[int], number: int) -> bool:
         if isinstance(leaf, torch.Tensor):
             return key_of(leaf) in needed
-        if leaf is not None and not isinstance(leaf, (bool, int, float, str)):
+        if _opaque(leaf):
             refuse(
                 "a block returns what cannot be sent to another rank",
                 code="MODEL",
@@ -279,6 +285,11 @@ class _Outside(_Hooked):
 
     def outermost_ends(self, output: Any) -> None:
         self.seen.outside_ends(self.path, output)
+
+
+def _opaque(leaf: Any) -> bool:
+    """Whether it cannot be taken apart and sent."""
+    return leaf is not None and not isinstance(leaf, (torch.Tensor, bool, int, float, str))
 
 
 def _names_of(module: nn.Module) -> list[str]:

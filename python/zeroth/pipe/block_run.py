@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_map
 
 from zeroth.parallel._refuse import refuse
 from zeroth.pipe.block_plan import BlockPlan
-from zeroth.pipe.forms import leaves_of, separate
-from zeroth.pipe.meta import on_meta, to_meta
+from zeroth.pipe.forms import separate
+from zeroth.pipe.placeholders import Placeholders
 from zeroth.pipe.stand_in import original_call
 
 __all__ = ["BlockRun", "Leave", "zeros_for_loose"]
@@ -35,8 +35,9 @@ class Leave(Exception):  # noqa: N818
 class BlockRun:
     """Layers first..last-1 of a plan; see BlockPlan for their numbers."""
 
-    def __init__(self, plan: BlockPlan, first: int, last: int, values: Any) -> None:
+    def __init__(self, plan: BlockPlan, placeholders: Placeholders, first: int, last: int, values: Any) -> None:
         self.plan = plan
+        self.placeholders = placeholders
         self.first, self.last = first, last
         self.entered = first == 0
         """whether the forward has come to the range"""
@@ -45,10 +46,11 @@ class BlockRun:
             self.parts = separate(values, len(plan.entry.wanted), plan.blocks[0])
         elif first > 1:
             self.parts = separate(values, len(plan.forms[first - 2].wanted), self._name(first))
-        self._region = _region()
+        self._start = self._entry = _region()
+        """what activation checkpoint the forward was in at its begin, and when it came to the range"""
 
-    def calls(self, model: nn.Module, copied: nn.Module) -> dict[nn.Module, Callable[..., Any]]:
-        """The calls that stand in for those of modules. `copied`: the model on the meta device."""
+    def calls(self, model: nn.Module) -> dict[nn.Module, Callable[..., Any]]:
+        """The calls that stand in for those of modules."""
         calls: dict[nn.Module, Callable[..., Any]] = {}
 
         def block(number: int) -> nn.Module:
@@ -56,11 +58,11 @@ class BlockRun:
 
         for path, layers in self.plan.outside.items():
             if layers[0] < self.first:
-                calls[model.get_submodule(path)] = self._outside(path, model.get_submodule(path), copied)
+                calls[model.get_submodule(path)] = self._outside(path, model.get_submodule(path))
         for number in range(1, min(self.first, len(self.plan.blocks) + 1)):
             calls[block(number)] = self._before(number)
-        if self.first == 1:
-            calls[block(1)] = self._first(block(1))
+        if 1 <= self.first <= len(self.plan.blocks):
+            calls[block(self.first)] = self._first(block(self.first))
         if self.last == 1:
             calls[block(1)] = self._leave_at_entry()
         elif self.last <= len(self.plan.blocks) + 1:
@@ -82,18 +84,24 @@ class BlockRun:
         return call
 
     def _first(self, block: nn.Module) -> Callable[..., Any]:
-        original = original_call(block)
+        """[Note: Checkpoints] Inside of a model's own activation checkpoint, recomputation runs the code from where the
+        checkpoint begins, without stand-ins. So own blocks must not begin in one that began before the range. To leave
+        the forward inside of one is possible: recomputation ends with the last tensor that was kept."""
+        original, name = original_call(block), self._name(self.first)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            self._enter()
-            args, kwargs = self.plan.entry.replace(args, kwargs, self.parts)
+            region = _region()
+            if self.first == 1:
+                self._enter()
+                args, kwargs = self.plan.entry.replace(args, kwargs, self.parts)
+            if region != self._start and region == self._entry:
+                self._refuse_region(name)
             return original(*args, **kwargs)
 
         return call
 
     def _leave_at_entry(self) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> NoReturn:
-            self._require_no_region(self.plan.blocks[0])
             raise Leave(self.plan.entry.pick(args, kwargs))
 
         return call
@@ -103,38 +111,42 @@ class BlockRun:
 
         def call(*args: Any, **kwargs: Any) -> NoReturn:
             output = own(*args, **kwargs)
-            self._require_no_region(name)
+            self._require_gradients(name)
             raise Leave(self.plan.forms[self.last - 2].pick(output, name))
 
         return call
 
-    def _outside(self, path: str, module: nn.Module, copied: nn.Module) -> Callable[..., Any]:
+    def _outside(self, path: str, module: nn.Module) -> Callable[..., Any]:
         original = original_call(module)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if self.entered:
                 return original(*args, **kwargs)
-            return placeholder(module, copied.get_submodule(path), args, kwargs, solid=path in self.plan.written)
+            return self.placeholders.of(path, module, args, kwargs)
 
         return call
 
     def _enter(self) -> None:
-        self._require_no_region(self._name(self.first - 1) if self.first > 1 else self.plan.blocks[0])
+        self._require_gradients(self._name(max(self.first - 1, 1)))
+        self._entry = _region()
         self.entered = True
 
-    def _require_no_region(self, block: str) -> None:
-        """Inside of an activation checkpoint that has more than the block, recomputation would not end where this run
-        does."""
-        if _region() != self._region:
-            refuse(
-                "a model calls a block inside an activation checkpoint of its own, and the pipeline is split there",
-                code="MODEL",
-                where=_WHERE,
-                which=block,
-                expected="checkpoints inside of blocks, or those of gradient_checkpointing_enable()",
-                got="torch.utils.checkpoint around the block",
-                hint="let the pipeline recompute instead",
-            )
+    def _require_gradients(self, block: str) -> None:
+        """A reentrant checkpoint runs its forward without them."""
+        if _region()[0] != self._start[0]:
+            self._refuse_region(block)
+
+    def _refuse_region(self, block: str) -> NoReturn:
+        refuse(
+            "a model calls a block inside an activation checkpoint of its own, and the pipeline is split there",
+            code="MODEL",
+            where=_WHERE,
+            which=block,
+            expected="a checkpoint inside of the block, around it alone without reentrance, or that of "
+            "gradient_checkpointing_enable()",
+            got="torch.utils.checkpoint around the split",
+            hint="split elsewhere, or let the pipeline recompute",
+        )
 
     def require_left(self) -> None:
         """After a forward that ended by itself. Raises Error MODEL if it should not have, or has not used what was
@@ -159,26 +171,6 @@ class BlockRun:
 def _region() -> tuple[bool, Any]:
     """What differs inside of an activation checkpoint."""
     return torch.is_grad_enabled(), torch._C._autograd._top_saved_tensors_default_hooks(True)
-
-
-def placeholder(module: nn.Module, copied: nn.Module, args: Any, kwargs: Any, *, solid: bool = False) -> Any:
-    """Zeros of the shapes and dtypes that `module` would return; `copied`: the same module on the meta device, which
-    says them. `solid`: with memory."""
-    for live, shape in zip(module.parameters(), copied.parameters(), strict=True):
-        if live.dtype != shape.dtype:
-            shape.data = shape.data.to(live.dtype)
-    device = next((leaf.device for leaf in leaves_of((args, kwargs))), torch.device("cpu"))
-    with on_meta():
-        made = copied(*to_meta(args), **to_meta(kwargs))
-
-    def zeros(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        if solid:
-            return torch.zeros(leaf.shape, dtype=leaf.dtype, device=device)
-        return torch.zeros((), dtype=leaf.dtype, device=device).expand(leaf.shape)
-
-    return tree_map(zeros, made)
 
 
 @contextlib.contextmanager

@@ -71,7 +71,7 @@ class Provenance(ZerosForValues):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        before = {key_of(one) for one in leaves_of((args, kwargs))}
+        before = dict.fromkeys(key_of(one) for one in leaves_of((args, kwargs)))
         result = super().__torch_dispatch__(func, types, args, kwargs)
         written = set(_written(func, args, kwargs))
         name = str(func._schema.name).partition("::")[2]
@@ -79,7 +79,7 @@ class Provenance(ZerosForValues):  # type: ignore[no-untyped-call]
         self.keep((args, kwargs, result))
         self.changed |= written
         if any(depends):
-            for key in (keys_of(result) - before) | written:
+            for key in (keys_of(result) - before.keys()) | written:
                 if key not in self._own:
                     self._maker[key] = self.layer
         return result
