@@ -454,7 +454,9 @@ class Transformers(unittest.TestCase):
     def test_a_family_in_parts_is_the_whole(self) -> None:
         for name in tier.rows(FAMILIES, ("llama", "qwen2", "gpt2", "Bloom")):
             with self.subTest(name):
-                self.require_whole(decoder(name), [tokens(2, 8), tokens(1, 5)])
+                model = decoder(name)
+                model.config.use_cache = False  # type: ignore[union-attr]  # some round what they put into it
+                self.require_whole(model, [tokens(2, 8), tokens(1, 5)])
 
     def test_a_tied_head_has_two_layers(self) -> None:
         chain = pipe.chain_of(decoder("gpt2"))

@@ -11,6 +11,7 @@ from zeroth.parallel._refuse import refuse
 from zeroth.pipe import stashed
 from zeroth.pipe.batches import parts_of
 from zeroth.pipe.block_look import look
+from zeroth.pipe.block_plan import Places
 from zeroth.pipe.block_run import BlockRun, Leave, zeros_for_loose
 from zeroth.pipe.chain import Layer, refuse_unused, require_range
 from zeroth.pipe.placeholders import Placeholders
@@ -25,7 +26,7 @@ _ROUTER = "add the loss of a router in the model's blocks, or train without it"
 
 def own_forward(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The model's forward, without the hooks of the model itself."""
-    return type(model).forward(model, *args, **kwargs)
+    return model.forward(*args, **kwargs)
 
 
 class BlockChain:
@@ -46,6 +47,7 @@ class BlockChain:
         _refuse_options({name: getattr(config, name, False) for name in _OUTPUTS}, "pipe.chain_of")
         args, kwargs, _ = self._arguments(_sample_of(model) if sample is None else sample)
         self._plan, copied = look(model, self.forward, args, kwargs)
+        self._places = Places(model, [*self._plan.blocks, *self._plan.outside])
         self._placeholders = Placeholders(copied, self._plan.written)
         self._names = ("embedding", *self._plan.blocks, "head")
         self.uses = self._plan.uses
@@ -72,7 +74,7 @@ class BlockChain:
         with (
             stashed.stashing(held) as stash,
             zeros_for_loose(self.model, self._plan, first, last),
-            standing_in(run.calls(self.model)),
+            standing_in(run.calls(self._places)),
         ):
             try:
                 output = self.forward(self.model, args, kwargs)
@@ -129,9 +131,7 @@ def _refuse_options(given: Mapping[str, Any], where: str) -> None:
 
 def _takes_cache(model: nn.Module) -> bool:
     """Whether a cache is asked for by a keyword."""
-    parameters = inspect.signature(type(model).forward).parameters
-    wrapper = [one.kind for one in parameters.values()][1:] == [
-        inspect.Parameter.VAR_POSITIONAL,
-        inspect.Parameter.VAR_KEYWORD,
-    ]
-    return "use_cache" in parameters or (wrapper and hasattr(getattr(model, "config", None), "use_cache"))
+    parameters = inspect.signature(model.forward).parameters
+    if any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in parameters.values()):  # it passes everything on
+        return hasattr(getattr(model, "config", None), "use_cache")
+    return "use_cache" in parameters

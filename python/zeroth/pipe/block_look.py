@@ -210,7 +210,9 @@ class _Look:
             leaves, spec = _pytree.tree_flatten(self._outputs[number - 1])
             needed = needed | self.run.read[number + 1]
             wanted = [at for at, leaf in enumerate(leaves) if self._is_wanted(leaf, needed, number)]
-            forms.insert(0, Form(spec=spec, wanted=tuple(wanted)))
+            form = Form(spec=spec, wanted=tuple(wanted))
+            same = bool(forms) and (forms[0].spec, forms[0].wanted) == (form.spec, form.wanted)
+            forms.insert(0, forms[0] if same else form)
             needed = keys_of([leaves[at] for at in wanted])
             if not needed:
                 refuse(

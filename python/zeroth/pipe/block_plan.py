@@ -9,7 +9,7 @@ from torch import nn
 from zeroth._units import find_units
 from zeroth.pipe.forms import Entry, Form
 
-__all__ = ["BlockPlan", "around", "block_paths"]
+__all__ = ["BlockPlan", "Places", "around", "block_paths"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,22 @@ class BlockPlan:
     """modules of `outside` whose output is changed in place"""
     uses: Mapping[str, tuple[int, ...]]
     """of all parameters and buffers, with all their names"""
+
+
+class Places:
+    """Modules by their paths, also after other ones were put there."""
+
+    def __init__(self, model: nn.Module, paths: Iterable[str]) -> None:
+        self._at: dict[str, tuple[nn.Module, str]] = {}
+        for path in paths:
+            parent, _, name = path.rpartition(".")
+            self._at[path] = model.get_submodule(parent), name
+
+    def __getitem__(self, path: str) -> nn.Module:
+        parent, name = self._at[path]
+        module = parent._modules[name]
+        assert module is not None
+        return module
 
 
 def block_paths(model: nn.Module) -> list[str]:

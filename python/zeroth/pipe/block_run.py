@@ -11,11 +11,10 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
 from zeroth.parallel._refuse import refuse
-from zeroth.pipe.block_plan import BlockPlan
-from zeroth.pipe.forms import separate
+from zeroth.pipe.block_plan import BlockPlan, Places
+from zeroth.pipe.forms import Form, separate
 from zeroth.pipe.placeholders import Placeholders
 from zeroth.pipe.stand_in import original_call
 
@@ -49,18 +48,23 @@ class BlockRun:
         self._start = self._entry = _region()
         """what activation checkpoint the forward was in at its begin, and when it came to the range"""
 
-    def calls(self, model: nn.Module) -> dict[nn.Module, Callable[..., Any]]:
+    def calls(self, places: Places) -> dict[nn.Module, Callable[..., Any]]:
         """The calls that stand in for those of modules."""
         calls: dict[nn.Module, Callable[..., Any]] = {}
 
         def block(number: int) -> nn.Module:
-            return model.get_submodule(self.plan.blocks[number - 1])
+            return places[self.plan.blocks[number - 1]]
 
         for path, layers in self.plan.outside.items():
             if layers[0] < self.first:
-                calls[model.get_submodule(path)] = self._outside(path, model.get_submodule(path))
-        for number in range(1, min(self.first, len(self.plan.blocks) + 1)):
-            calls[block(number)] = self._before(number)
+                calls[places[path]] = self._outside(path, places[path])
+        shapes: dict[Form, Callable[..., Any]] = {}
+        for path, form in zip(self.plan.blocks[: max(self.first - 2, 0)], self.plan.forms, strict=False):
+            if form not in shapes:
+                shapes[form] = self._unused(form)
+            calls[places[path]] = shapes[form]
+        if self.first > 1:
+            calls[block(self.first - 1)] = self._before(self.plan.forms[self.first - 2])
         if 1 <= self.first <= len(self.plan.blocks):
             calls[block(self.first)] = self._first(block(self.first))
         if self.last == 1:
@@ -70,16 +74,16 @@ class BlockRun:
             calls[own] = self._last(calls.get(own) or original_call(own))
         return calls
 
-    def _before(self, number: int) -> Callable[..., Any]:
-        form = self.plan.forms[number - 1]
+    def _unused(self, form: Form) -> Callable[..., Any]:
+        """Of blocks whose output is replaced by what was received: what the model makes of it has to have a shape."""
+        parts = [one.detach() if isinstance(one, torch.Tensor) else one for one in self.parts]
+        output = form.build((parts * len(form.wanted))[: len(form.wanted)])
+        return lambda *args, **kwargs: output
 
+    def _before(self, form: Form) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if number == self.first - 1:
-                self._enter()
-                return form.build(self.parts)
-            # What the model makes of it is not used, but it has to have a shape.
-            parts = tree_map(lambda one: one.detach() if isinstance(one, torch.Tensor) else one, self.parts)
-            return form.build((parts * len(form.wanted))[: len(form.wanted)])
+            self._enter()
+            return form.build(self.parts)
 
         return call
 

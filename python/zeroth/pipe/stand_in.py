@@ -15,6 +15,8 @@ from torch import nn
 __all__ = ["original_call", "standing_in"]
 
 _CALL = "_zeroth_call"
+_set_class = object.__setattr__
+"""without nn.Module's, which looks for parameters first"""
 
 
 class _StandIn:
@@ -43,9 +45,9 @@ def standing_in(calls: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]
     try:
         for module, call in calls.items():
             module.__dict__[_CALL] = call
-            module.__class__ = _derived(kinds[module])
+            _set_class(module, "__class__", _derived(kinds[module]))
         yield
     finally:
         for module, kind in kinds.items():
-            module.__class__ = kind
+            _set_class(module, "__class__", kind)
             module.__dict__.pop(_CALL, None)
