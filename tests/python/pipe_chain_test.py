@@ -175,6 +175,26 @@ class Specifications(unittest.TestCase):
         self.assertTrue(chain.model.get_parameter("1.bias").requires_grad)
         self.assertFalse(any(module.training for module in chain.model.modules()))
 
+    def test_specifications_of_deepspeed_itself_are_taken(self) -> None:
+        class LayerSpec:  # as there
+            def __init__(self, typename: Any, *args: Any, **kwargs: Any) -> None:
+                self.typename, self.module_args, self.module_kwargs = typename, args, kwargs
+
+        class TiedLayerSpec(LayerSpec):
+            def __init__(self, key: str, typename: Any, *args: Any, forward_fn: Any = None) -> None:
+                super().__init__(typename, *args)
+                self.key, self.forward_fn, self.tied_weight_attr = key, forward_fn, ["weight"]
+
+        tied = TiedLayerSpec("embedding", pipe_models.TiedHead, CLASSES, WIDTH)
+        head = TiedLayerSpec("embedding", pipe_models.TiedHead, CLASSES, WIDTH, forward_fn=pipe_models.head_of)
+        theirs = [tied, LayerSpec(Block), torch.tanh, nn.Dropout(0.0), LayerSpec(nn.Linear, WIDTH, WIDTH, bias=False)]
+        chain = pipe.chain_of(pipe.PipelineModule([*theirs, head], loss_fn=cross_entropy).double())
+        pipe.build(chain, 0, 6)
+        values = self.built().model.state_dict()
+        self.assertEqual(list(chain.model.state_dict()), list(values))
+        for name, tensor in chain.model.state_dict().items():
+            self.assertTrue(torch.equal(tensor, values[name]), name)
+
     def test_wrong_specifications_are_refused(self) -> None:
         with refused("USAGE", "described by what makes it.*typename"):
             pipe.LayerSpec(nn.Linear(2, 2).weight)  # type: ignore[arg-type]
@@ -528,6 +548,28 @@ class Transformers(unittest.TestCase):
             pipe.chain_of(model)
         with refused("MODEL", "more than the output of a block.*which: encoder_hidden_states, from decoder.block.0"):
             pipe.chain_of(decoder("t5"))
+
+    @tier.long
+    def test_shared_matrices_and_sequences_in_parts_are_the_whole(self) -> None:
+        import job
+
+        done = job.run(2, "pipe_mesh_rank.py")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(done.stdout.count("mesh: ok"), 2)
+
+    def test_tiles_of_the_loss_stay(self) -> None:
+        model = decoder("llama")
+        zeroth.parallel.tile_loss(model, tiles=3)
+        chain = pipe.chain_of(model)
+        require_equal(chain, lambda batch: model(**batch), [tokens(2, 8)])
+        self.assertNotIn("logits", chain.run(0, 4, None, tokens(2, 8)))
+
+    def test_a_block_of_a_model_is_measured(self) -> None:
+        chain = pipe.chain_of(decoder("llama"))
+        found = pipe.measure(chain, tokens(2, 8), "memory")
+        self.assertEqual(found[1], found[2])
+        self.assertGreater(found[1], 2 * 8 * 32 * 8 * 6)  # hidden states into norms, projections and the MLP
+        self.assertEqual(len(pipe.measure(chain, tokens(2, 8), "time", repeats=1)), 4)
 
     def test_a_look_takes_no_memory(self) -> None:
         import transformers

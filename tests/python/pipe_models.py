@@ -103,7 +103,7 @@ class Between(Plain):
 
 
 class PairBlock(nn.Module):
-    """Two values pass, the third that it returns is not used."""
+    """Two tensors and a number pass, another tensor that it returns is not used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class PairBlock(nn.Module):
 
     def forward(self, h: torch.Tensor, rest: torch.Tensor | None = None) -> tuple[torch.Tensor, Any]:
         out = torch.tanh(self.linear(h))
-        return out, {"rest": h if rest is None else rest + h, "seen": out.mean()}
+        return out, {"rest": h if rest is None else rest + h, "seen": out.mean(), "factor": self.linear.in_features}
 
 
 class Pairs(Plain):
@@ -122,7 +122,7 @@ class Pairs(Plain):
         rest: Any = None
         for block in self.blocks:
             h, more = block(h, rest=rest)
-            rest = more["rest"]
+            rest = more["rest"] / more["factor"]
         return h + rest
 
 

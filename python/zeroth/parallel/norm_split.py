@@ -114,6 +114,9 @@ class SplitNorms:
             self._draw_apart()
         return _with_first(args, kwargs, cut)
 
+    # A stage of a pipeline that has not the first block needs to know the slices, too.
+    _begin.zeroth_stages = True  # type: ignore[attr-defined]
+
     def _draw_apart(self) -> None:
         """Dropouts of slices differ on the ranks, and follow from the generator that all have alike."""
         seed = int(torch.randint(1 << 62, (), dtype=torch.int64))

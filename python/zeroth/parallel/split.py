@@ -47,6 +47,8 @@ class SplitModel:
         self._counting = [
             name for name, module in model.named_modules() if hasattr(module, "create_position_ids_from_input_ids")
         ]
+        self.whole = True
+        """whether a forward calls all blocks; a stage of a pipeline, which may have none, sets it to False"""
         self._random: torch.Tensor | None = None
         self.cross_entropy: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = cross_entropy_sum
         """logits [N, size], labels [N] -> their sum; another one where ranks share the vocabulary"""
@@ -185,7 +187,7 @@ class SplitModel:
             self._random = None
         if output is None:  # the forward raised
             return None
-        if self.binding.calls == 0:
+        if self.binding.calls == 0 and self.whole:
             refuse(
                 "a model has no attention of transformers' attention interface, so its sequence was not split",
                 code="MODEL",

@@ -62,9 +62,10 @@ class BlockRun:
         for path, form in zip(self.plan.blocks[: max(self.first - 2, 0)], self.plan.forms, strict=False):
             if form not in shapes:
                 shapes[form] = self._unused(form)
-            calls[places[path]] = shapes[form]
+            calls[places[path]] = _with_stage_hooks(places[path], shapes[form])
         if self.first > 1:
-            calls[block(self.first - 1)] = self._before(self.plan.forms[self.first - 2])
+            before = block(self.first - 1)
+            calls[before] = _with_stage_hooks(before, self._before(self.plan.forms[self.first - 2]))
         if 1 <= self.first <= len(self.plan.blocks):
             calls[block(self.first)] = self._first(block(self.first))
         if self.last == 1:
@@ -170,6 +171,20 @@ class BlockRun:
         if layer == 0:
             return "embedding"
         return self.plan.blocks[layer - 1] if layer <= len(self.plan.blocks) else "head"
+
+
+def _with_stage_hooks(block: nn.Module, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Hooks of blocks do not run for their stand-ins, but for those that say so."""
+    hooks = [hook for hook in block._forward_pre_hooks.values() if getattr(hook, "zeroth_stages", False)]
+    if not hooks:
+        return call
+
+    def with_hooks(*args: Any, **kwargs: Any) -> Any:
+        for hook in hooks:
+            hook(block, args, kwargs)
+        return call(*args, **kwargs)
+
+    return with_hooks
 
 
 def _region() -> tuple[bool, Any]:

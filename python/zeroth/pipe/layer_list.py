@@ -11,7 +11,7 @@ from torch import nn
 
 from zeroth.parallel._refuse import refuse
 from zeroth.pipe import stashed
-from zeroth.pipe.layer_specs import LayerSpec, TiedLayerSpec
+from zeroth.pipe.layer_specs import LayerSpec, TiedLayerSpec, own_spec
 
 __all__ = ["LayerList", "PipelineModule", "call_layer", "tensors_in"]
 
@@ -67,15 +67,15 @@ class LayerList(nn.Module):
     """Layers in their order; each is called with what the one before returned. Parameters are named as in an
     nn.Sequential ("0.weight"), those of tied layers as in DeepSpeed ("tied_modules.embedding.weight").
 
-    Layers are modules, functions, LayerSpec and TiedLayerSpec. Specified ones are on the meta device until build():
-    each with random numbers of its own, from seed + number of the layer, so values do not depend on who builds
-    what. `seed`: default torch.initial_seed(), what torch.manual_seed() was given last."""
+    Layers are modules, functions, LayerSpec and TiedLayerSpec, or those of DeepSpeed. Specified ones are on the meta
+    device until build(): each with random numbers of its own, from seed + number of the layer, so values do not depend
+    on who builds what. `seed`: default torch.initial_seed(), what torch.manual_seed() was given last."""
 
     def __init__(self, layers: Iterable[Any], *, seed: int | None = None) -> None:
         super().__init__()
         self.seed = torch.initial_seed() if seed is None else seed
-        self.specs: list[Any] = list(layers)
-        """as they were given"""
+        self.specs: list[Any] = [own_spec(layer) for layer in layers]
+        """what was given"""
         self._unbuilt: dict[str, tuple[LayerSpec, int]] = {}
         """specifications by the paths of their modules, and numbers of the layers"""
         if any(isinstance(layer, TiedLayerSpec) for layer in self.specs):

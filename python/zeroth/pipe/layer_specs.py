@@ -13,7 +13,7 @@ from zeroth import _deferred
 from zeroth.parallel._refuse import refuse
 from zeroth.pipe.meta import meta_copy
 
-__all__ = ["LayerSpec", "TiedLayerSpec", "seeded"]
+__all__ = ["LayerSpec", "TiedLayerSpec", "own_spec", "seeded"]
 
 _WHERE = "pipe.build"
 
@@ -31,8 +31,8 @@ class LayerSpec:
                 got=type(typename).__name__,
             )
         self.typename = typename
-        self.args = args
-        self.kwargs = kwargs
+        self.module_args = args
+        self.module_kwargs = kwargs
 
     @property
     def name(self) -> str:
@@ -40,7 +40,7 @@ class LayerSpec:
         return getattr(self.typename, "__name__", type(self.typename).__name__)
 
     def __repr__(self) -> str:
-        given = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())]
+        given = [*map(repr, self.module_args), *(f"{name}={value!r}" for name, value in self.module_kwargs.items())]
         return f"{type(self).__name__}({', '.join([self.name, *given])})"
 
     def build(self, seed: int, *, like: nn.Module | None = None, deferred: bool = False) -> nn.Module:
@@ -68,7 +68,7 @@ class LayerSpec:
         return made if all(one.is_meta for one in tensors) else meta_copy(made)
 
     def _made(self) -> nn.Module:
-        made = self.typename(*self.args, **self.kwargs)
+        made = self.typename(*self.module_args, **self.module_kwargs)
         if not isinstance(made, nn.Module):
             refuse(
                 "what a specification makes is no module",
@@ -111,6 +111,22 @@ class TiedLayerSpec(LayerSpec):
                 which=f"{self.key}: {', '.join(missing)}",
                 expected=f"tied_weight_attr from {', '.join(sorted(names)) or 'no parameters'}",
             )
+
+
+def own_spec(layer: Any) -> Any:
+    """A specification of DeepSpeed's own classes as one of these; anything else as it is."""
+    if isinstance(layer, (LayerSpec, nn.Module)) or not hasattr(layer, "typename") or not hasattr(layer, "module_args"):
+        return layer
+    if not hasattr(layer, "key"):
+        return LayerSpec(layer.typename, *layer.module_args, **layer.module_kwargs)
+    return TiedLayerSpec(
+        layer.key,
+        layer.typename,
+        *layer.module_args,
+        forward_fn=layer.forward_fn,
+        tied_weight_attr=layer.tied_weight_attr,
+        **layer.module_kwargs,
+    )
 
 
 def _conform(made: nn.Module, like: nn.Module) -> None:
