@@ -129,19 +129,32 @@ void ChunkGraph::backward_inputs(const std::vector<at::Tensor>& gradients) {
   input_gradients_.assign(inputs_.size(), at::Tensor());
   for (std::size_t at = 0; at < input_at.size(); ++at) input_gradients_[input_at[at]] = found[at];
   late_gradients_.assign(found.begin() + static_cast<std::ptrdiff_t>(input_at.size()), found.end());
-  // What W does not need goes now.
-  for (const auto& node : nodes_behind(roots.edges)) {
-    const bool runs_late =
-        std::ranges::any_of(late_edges_, [&](const Edge& late) { return late.function.get() == node.get(); });
-    if (!runs_late && parameter_behind({node, 0}) == nullptr) node->release_variables();
-  }
+  keep_late_alone(roots.edges, of_inputs);
   outputs_.clear();
   inputs_.clear();
 }
 
+/// Of the graph W needs the products and what leads from them to parameters. Their edges to the rest are cut, so that W
+/// does not go on there, and the rest frees what it saved.
+void ChunkGraph::keep_late_alone(const edge_list& roots, const std::unordered_set<const Node*>& of_inputs) {
+  for (const auto& node : nodes_behind(roots)) {
+    if (parameter_behind({node, 0}) != nullptr) continue;
+    const bool runs_late =
+        std::ranges::any_of(late_edges_, [&](const Edge& late) { return late.function.get() == node.get(); });
+    if (!runs_late) {
+      node->release_variables();
+      continue;
+    }
+    for (std::uint32_t edge = 0; edge < node->num_outputs(); ++edge) {
+      const Edge& next = node->next_edge(edge);
+      const Node* const leaf = next.is_valid() ? parameter_behind(next) : nullptr;
+      if (leaf == nullptr || of_inputs.contains(leaf)) node->set_next_edge(edge, Edge());
+    }
+  }
+}
+
 void ChunkGraph::find_late(const edge_list& roots, const std::unordered_set<const Node*>& of_inputs) {
   late_edges_.clear();
-  late_parameters_.clear();
   const std::vector<std::shared_ptr<Node>> nodes = nodes_behind(roots);
   std::unordered_map<const Node*, std::shared_ptr<Node>> leaves;
   std::unordered_map<const Node*, bool> parameters;  // whether products alone use it
@@ -167,7 +180,6 @@ void ChunkGraph::find_late(const edge_list& roots, const std::unordered_set<cons
     if (is_late) late_edges_.emplace_back(node, 0);
   }
   for (const auto& [leaf, by_products] : parameters) {
-    late_parameters_.emplace_back(leaves.at(leaf), 0);
     (by_products ? deferred_ : whole_) += 1;
     if (!by_products) late_edges_.emplace_back(leaves.at(leaf), 0);
   }
@@ -181,10 +193,9 @@ void ChunkGraph::backward_weights() {
     edges.push_back(late_edges_[at]);
     gradients.push_back(late_gradients_[at]);
   }
-  if (!edges.empty()) run(edges, gradients, /*keeps_graph=*/false, /*accumulates=*/true, late_parameters_);
+  if (!edges.empty()) run(edges, gradients, /*keeps_graph=*/false, /*accumulates=*/true, {});
   late_edges_.clear();
   late_gradients_.clear();
-  late_parameters_.clear();
 }
 
 std::vector<at::Tensor> ChunkGraph::take_input_gradients() {

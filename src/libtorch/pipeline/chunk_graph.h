@@ -45,7 +45,9 @@ class ChunkGraph {
     torch::autograd::edge_list edges;
     std::vector<at::Tensor> gradients;
   };
-  /// Fills late_edges_ and late_parameters_.
+  void keep_late_alone(const torch::autograd::edge_list& roots,
+                       const std::unordered_set<const torch::autograd::Node*>& of_inputs);
+  /// Fills late_edges_.
   void find_late(const torch::autograd::edge_list& roots,
                  const std::unordered_set<const torch::autograd::Node*>& of_inputs);
   [[nodiscard]] Roots roots_for(const std::vector<at::Tensor>& gradients) const;
@@ -57,7 +59,6 @@ class ChunkGraph {
   // Of W.
   torch::autograd::edge_list late_edges_;
   std::vector<at::Tensor> late_gradients_;
-  torch::autograd::edge_list late_parameters_;
   std::uint64_t deferred_ = 0;
   std::uint64_t whole_ = 0;
 };
