@@ -13,10 +13,6 @@ void require_cost(bool is_fine, const char* what, const std::string& expected) {
   ZR_CHECK(is_fine, ErrorCode::kUsage, what, {.where = "program.simulate", .expected = expected});
 }
 
-bool is_time(double value) {
-  return std::isfinite(value) && value >= 0;
-}
-
 bool are_times(const ChunkCosts& chunk) {
   const auto values = {chunk.forward, chunk.input, chunk.weight,    chunk.unshard,
                        chunk.reduce,  chunk.copy,  chunk.state_copy};

@@ -5,9 +5,14 @@
 
 #include <zeroth/program/simulate.h>
 
+#include <cmath>
 #include <vector>
 
 namespace zeroth {
+
+[[nodiscard]] inline bool is_time(double value) {
+  return std::isfinite(value) && value >= 0;
+}
 
 /// Throws kUsage for costs that do not fit the program or are no times.
 void require_costs(const StepProgram& program, const Costs& costs);

@@ -1,4 +1,4 @@
-#include "program/structure.h"
+#include "program/passes_common.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/program/passes.h>
@@ -9,19 +9,6 @@
 
 namespace zeroth {
 namespace {
-
-void require_none(const StepProgram& program, const char* pass, bool (*is_it)(ActionKind)) {
-  require_structure(program, pass);
-  for (std::size_t rank = 0; rank < program.actions.size(); ++rank) {
-    for (const Action& action : program.actions[rank]) {
-      ZR_CHECK(!is_it(action.kind), ErrorCode::kUsage, "the program already has what this pass adds",
-               {.where = std::string("program.") + pass,
-                .who = "rank " + std::to_string(rank),
-                .which = program.schedule,
-                .got = to_text(action)});
-    }
-  }
-}
 
 bool needs_parameters(ActionKind kind) {
   return is_computation(kind) || kind == ActionKind::kRecompute;
@@ -43,7 +30,7 @@ std::vector<Action> gather_around_each(const std::vector<Action>& actions) {
   };
   for (const Action& action : actions) {
     const bool same = action.chunk == open.chunk && action.micro_batch == open.micro_batch;
-    const bool belongs = is_message(action.kind) ? is_send(action.kind) && action.chunk == open.chunk : same;
+    const bool belongs = same || (is_send(action.kind) && action.chunk == open.chunk);
     if (!belongs) close();
     result.push_back(action);
     if (!needs_parameters(action.kind) || same) continue;
@@ -74,9 +61,23 @@ std::vector<Action> gather_once(const std::vector<Action>& actions, const std::v
 
 }  // namespace
 
+void require_none(const StepProgram& program, const char* pass, bool (*is_it)(const Action&)) {
+  require_structure(program, pass);
+  for (std::size_t rank = 0; rank < program.actions.size(); ++rank) {
+    for (const Action& action : program.actions[rank]) {
+      ZR_CHECK(!is_it(action), ErrorCode::kUsage, "the program already has what this pass adds",
+               {.where = std::string("program.") + pass,
+                .who = "rank " + std::to_string(rank),
+                .which = program.schedule,
+                .got = to_text(action)});
+    }
+  }
+}
+
 StepProgram add_unshards(StepProgram program, Gathers gathers) {
-  require_none(program, "add_unshards",
-               [](ActionKind kind) { return kind == ActionKind::kUnshard || kind == ActionKind::kReshard; });
+  require_none(program, "add_unshards", [](const Action& action) {
+    return action.kind == ActionKind::kUnshard || action.kind == ActionKind::kReshard;
+  });
   if (gathers == Gathers::kNone) return program;
   for (int rank = 0; rank < program.ranks(); ++rank) {
     std::vector<Action>& actions = program.actions[static_cast<std::size_t>(rank)];
@@ -86,7 +87,7 @@ StepProgram add_unshards(StepProgram program, Gathers gathers) {
 }
 
 StepProgram add_reduces(StepProgram program) {
-  require_none(program, "add_reduces", [](ActionKind kind) { return kind == ActionKind::kReduce; });
+  require_none(program, "add_reduces", [](const Action& action) { return action.kind == ActionKind::kReduce; });
   for (int rank = 0; rank < program.ranks(); ++rank) {
     std::vector<Action>& actions = program.actions[static_cast<std::size_t>(rank)];
     for (const int chunk : program.chunks_of(rank)) {
@@ -110,7 +111,7 @@ StepProgram add_reduces(StepProgram program) {
 }
 
 StepProgram add_step(StepProgram program) {
-  require_none(program, "add_step", [](ActionKind kind) { return kind == ActionKind::kStep; });
+  require_none(program, "add_step", [](const Action& action) { return action.kind == ActionKind::kStep; });
   for (std::vector<Action>& actions : program.actions) actions.push_back({.kind = ActionKind::kStep});
   return program;
 }
@@ -127,8 +128,14 @@ StepProgram only_forwards(StepProgram program) {
 }
 
 StepProgram lower(StepProgram program, const LowerOptions& options) {
-  program = add_unshards(add_messages(std::move(program)), options.gathers);
-  return options.step ? add_step(add_reduces(std::move(program))) : program;
+  if (options.vocabulary != Vocabulary::kNone) program = add_vocabulary(std::move(program), options.vocabulary);
+  program = add_messages(std::move(program));
+  if (options.recompute) program = add_recompute(std::move(program));
+  if (options.offload_activations) program = add_activation_offload(std::move(program));
+  program = add_unshards(std::move(program), options.gathers);
+  if (options.step && !program.inexact) program = add_step(add_reduces(std::move(program)));
+  if (!options.offload_states) return program;
+  return add_state_offload(std::move(program));
 }
 
 }  // namespace zeroth

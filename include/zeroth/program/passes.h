@@ -1,16 +1,22 @@
 // Passes: functions from a program to a program that has more actions. Each is pure and looks at nothing but its
 // program.
 //
-//   schedule        0F0 0F1 0B0 0B1
-//   add_messages    0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1
-//   add_unshards    0UNSHARD 0F0 0SEND_F0 0RESHARD ...
-//   add_reduces     ... 0B1 0REDUCE
-//   add_step        ... 0REDUCE STEP
+//   schedule                 0F0 0F1 0B0 0B1
+//   add_messages             0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1
+//   add_recompute            ... 0RECOMPUTE0 0RECV_B0 0B0 ...
+//   add_activation_offload   0F0 0SEND_F0 0FLUSH0 ... 0FETCH0 ... 0B0
+//   add_unshards             0UNSHARD 0F0 0SEND_F0 0RESHARD ...
+//   add_reduces              ... 0B1 0REDUCE
+//   add_step                 ... 0REDUCE STEP
+//   add_state_offload        ... 0REDUCE 0FETCH STEP 0FLUSH
 //
-// All of them throw kUsage for a program that already has what they add, and for one whose actions are not in range.
+// They go in this order; lower() does them all. All of them throw kUsage for a program that already has what they add,
+// and for one whose actions are not in range.
 #pragma once
 
 #include <zeroth/program/step_program.h>
+
+#include <vector>
 
 namespace zeroth {
 
@@ -25,21 +31,55 @@ enum class Gathers {
 /// two messages from one rank to another are used in another order than they are sent, the one that is sent first is
 /// received with the other: receives are always in the order of the sends.
 [[nodiscard]] StepProgram add_messages(StepProgram program);
+
+/// RECOMPUTE before B or I, and before the receive of its gradient: it fills a wait. Not where B or I follows its F
+/// directly on its rank. `chunks` says which chunks recompute; empty: all.
+[[nodiscard]] StepProgram add_recompute(StepProgram program, const std::vector<bool>& chunks = {});
+
+/// FLUSH after F, FETCH before the first use in the backward; for pairs of chunk and micro-batch that rest for at least
+/// one computation of their rank in between. So many computations as `ahead` says lie between a FETCH and the use,
+/// where there are so many.
+[[nodiscard]] StepProgram add_activation_offload(StepProgram program, int ahead = 1);
+
 [[nodiscard]] StepProgram add_unshards(StepProgram program, Gathers gathers);
 /// REDUCE after the last B or W of each chunk.
 [[nodiscard]] StepProgram add_reduces(StepProgram program);
 /// STEP at the end of every rank.
 [[nodiscard]] StepProgram add_step(StepProgram program);
 
+/// FETCH of every chunk before each STEP, FLUSH after it; the program must have STEP.
+[[nodiscard]] StepProgram add_state_offload(StepProgram program);
+
 /// Forwards without their backwards: what an evaluation runs. Actions other than F and its messages go.
 [[nodiscard]] StepProgram only_forwards(StepProgram program);
+
+enum class Vocabulary {
+  kNone,
+  kTwoBarriers,  ///< V_T gives the gradients of input and weights, V_GRAD sums those of the input; two more
+                 ///< micro-batches
+  kOneBarrier,   ///< V_S gives the gradient of the input too, up to factors that V_SUM brings, and V_T may come late;
+                 ///< one more micro-batch
+};
+
+/// Splits the output layer, which else is the work of the last chunk, over all ranks: V_INPUT, V_S, V_SUM, V_T and
+/// perhaps V_GRAD of every micro-batch. For a schedule: the program has computations alone. All backwards come one or
+/// two forwards later than before, so that ranks need not wait for the layer; its parts stand where they are ready
+/// first, if F, I, W, V_S and V_T take the same time. A rank then holds so many more micro-batches. Throws kUsage for a
+/// schedule in which ranks would wait for each other.
+/// Ref: Yeung et al., "Balancing Pipeline Parallelism with Vocabulary Parallelism", MLSys 2025, algorithms 1 and 2.
+[[nodiscard]] StepProgram add_vocabulary(StepProgram program, Vocabulary vocabulary);
 
 struct LowerOptions {
   Gathers gathers = Gathers::kNone;
   bool step = true;  ///< REDUCE and STEP; false for a program of forwards alone
+  bool recompute = false;
+  bool offload_activations = false;
+  bool offload_states = false;  ///< needs step
+  Vocabulary vocabulary = Vocabulary::kNone;
 };
 
-/// A schedule with all that a rank needs to run it.
+/// A schedule with all that a rank needs to run it. An inexact schedule has its own REDUCE and STEP: the options that
+/// would add them add none.
 [[nodiscard]] StepProgram lower(StepProgram program, const LowerOptions& options = {});
 
 }  // namespace zeroth

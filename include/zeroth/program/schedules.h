@@ -14,6 +14,7 @@
 //   v-half       2               V           half the bubble, half the activations
 //   v-min        2               V           two thirds of the bubble, a third of the activations
 //   dualpipev    2               V           forwards and backwards of the two chunks side by side
+//   ouroboros    1               round       1f1b without an end: a step a micro-batch, gradients late; inexact
 #pragma once
 
 #include <zeroth/program/step_program.h>
@@ -29,13 +30,14 @@ struct ScheduleOptions {
   int ranks = 1;            ///< of the pipeline
   int micro_batches = 1;    ///< any number; fewer than ranks too
   int chunks_per_rank = 0;  ///< 0: what the schedule has by itself
+  bool inexact = false;     ///< allows schedules that train with gradients of older parameters
 };
 
 /// The computations of this schedule. Chunk c is on rank c % ranks ("round"), or on c and 2 ranks - 1 - c ("V"). Throws
 /// kUsage for an unknown name, with the nearest one, and for options that the schedule does not have.
 [[nodiscard]] StepProgram make_schedule(std::string_view name, const ScheduleOptions& options);
-/// The names of the table, in its order.
-[[nodiscard]] std::vector<std::string> schedule_names();
+/// The names of the table, in its order; `inexact`: those too that train with gradients of older parameters.
+[[nodiscard]] std::vector<std::string> schedule_names(bool inexact = false);
 
 /// What F, I and W of one chunk take; B takes I and W together.
 struct ChunkTimes {

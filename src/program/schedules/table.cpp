@@ -31,6 +31,7 @@ constexpr std::array kTable{
     Row{.name = "v-half", .chunks = Chunks::kPair, .make = v_half, .formula = v_half_formula},
     Row{.name = "v-min", .chunks = Chunks::kPair, .make = v_min, .formula = v_min_formula},
     Row{.name = "dualpipev", .chunks = Chunks::kPair, .make = dual_pipe_v, .formula = dual_pipe_v_formula},
+    Row{.name = "ouroboros", .chunks = Chunks::kOne, .make = ouroboros, .formula = ouroboros_formula, .inexact = true},
 };
 
 void require(std::string_view name, std::string_view what, int value, int low, int high) {
@@ -44,6 +45,9 @@ void require(std::string_view name, std::string_view what, int value, int low, i
 ScheduleOptions checked(const Row& row, const ScheduleOptions& options) {
   require(row.name, "ranks", options.ranks, 1, kMostRanks);
   require(row.name, "micro-batches", options.micro_batches, 1, kMostMicroBatches);
+  ZR_CHECK(options.inexact || !row.inexact, ErrorCode::kUsage,
+           "this schedule trains with gradients of older parameters, and nobody has asked for that",
+           {.where = "program.schedules", .which = std::string(row.name), .hint = "the option inexact asks for it"});
   ScheduleOptions filled = options;
   const int own = row.chunks == Chunks::kOne ? 1 : 2;
   if (filled.chunks_per_rank == 0) filled.chunks_per_rank = own;
@@ -62,7 +66,7 @@ const Row& row_of(std::string_view name) {
   for (const Row& row : kTable) {
     if (row.name == name) return row;
   }
-  const std::vector<std::string> names = schedule_names();
+  const std::vector<std::string> names = schedule_names(true);
   const std::string nearest = nearest_name(name, names);
   throw Error(ErrorCode::kUsage, "there is no such schedule",
               {.where = "program.schedules",
@@ -117,9 +121,11 @@ ScheduleFormula schedule_formula(std::string_view name, const ScheduleOptions& o
   return row.formula(schedules::checked(row, options), times);
 }
 
-std::vector<std::string> schedule_names() {
+std::vector<std::string> schedule_names(bool inexact) {
   std::vector<std::string> names;
-  for (const schedules::Row& row : schedules::table()) names.emplace_back(row.name);
+  for (const schedules::Row& row : schedules::table()) {
+    if (inexact || !row.inexact) names.emplace_back(row.name);
+  }
   return names;
 }
 

@@ -20,6 +20,7 @@ struct Row {
   /// Gets options that are checked, with the number of chunks filled in.
   StepProgram (*make)(const ScheduleOptions& options);
   ScheduleFormula (*formula)(const ScheduleOptions& options, const ChunkTimes& times);
+  bool inexact = false;  ///< only for those who ask for it
 };
 
 [[nodiscard]] std::span<const Row> table();
@@ -44,6 +45,8 @@ struct Row {
 [[nodiscard]] ScheduleFormula v_min_formula(const ScheduleOptions& options, const ChunkTimes& times);
 [[nodiscard]] StepProgram dual_pipe_v(const ScheduleOptions& options);
 [[nodiscard]] ScheduleFormula dual_pipe_v_formula(const ScheduleOptions& options, const ChunkTimes& times);
+[[nodiscard]] StepProgram ouroboros(const ScheduleOptions& options);
+[[nodiscard]] ScheduleFormula ouroboros_formula(const ScheduleOptions& options, const ChunkTimes& times);
 
 /// Whether F, I and W take the same time.
 [[nodiscard]] bool are_equal(const ChunkTimes& times);
