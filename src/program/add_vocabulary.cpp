@@ -171,7 +171,11 @@ StepProgram add_vocabulary(StepProgram program, Vocabulary vocabulary) {
   require_none(program, "add_vocabulary", [](const Action& action) { return !is_computation(action.kind); });
   if (vocabulary == Vocabulary::kNone) return program;
   const bool two_barriers = vocabulary == Vocabulary::kTwoBarriers;
-  for (std::vector<Action>& actions : program.actions) actions = later_backwards(actions, two_barriers ? 2 : 1);
+  for (int rank = 0; rank < program.ranks(); ++rank) {
+    std::vector<Action>& actions = program.actions[static_cast<std::size_t>(rank)];
+    const auto chunks = static_cast<int>(program.chunks_of(rank).size());
+    actions = later_backwards(actions, std::max(chunks, two_barriers ? 2 : 1));
+  }
   program.actions = Placing(program, two_barriers).run();
   return program;
 }

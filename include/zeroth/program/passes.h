@@ -55,17 +55,17 @@ enum class Gathers {
 
 enum class Vocabulary {
   kNone,
-  kTwoBarriers,  ///< V_T gives the gradients of input and weights, V_GRAD sums those of the input; two more
-                 ///< micro-batches
-  kOneBarrier,   ///< V_S gives the gradient of the input too, up to factors that V_SUM brings, and V_T may come late;
-                 ///< one more micro-batch
+  kTwoBarriers,  ///< V_T gives the gradients of input and weights, V_GRAD sums those of the input
+  kOneBarrier,   ///< V_S gives the gradient of the input too, up to factors that V_SUM brings; V_T may come late
 };
 
 /// Splits the output layer, which else is the work of the last chunk, over all ranks: V_INPUT, V_S, V_SUM, V_T and
-/// perhaps V_GRAD of every micro-batch. For a schedule: the program has computations alone. All backwards come one or
-/// two forwards later than before, so that ranks need not wait for the layer; its parts stand where they are ready
-/// first, if F, I, W, V_S and V_T take the same time. A rank then holds so many more micro-batches. Throws kUsage for a
-/// schedule in which ranks would wait for each other.
+/// perhaps V_GRAD of every micro-batch. For a schedule: the program has computations alone.
+///
+/// So that ranks need not wait for the layer, all backwards come later than before: behind as many more forwards of
+/// their rank as there are barriers, and at least one of each of its chunks. A rank holds so many more pairs: of 1F1B
+/// p + 2 or p + 1 micro-batches. The parts of the layer stand where they are ready first, if F, I, W, V_S and V_T take
+/// the same time. Throws kUsage for a schedule in which ranks would wait for each other.
 /// Ref: Yeung et al., "Balancing Pipeline Parallelism with Vocabulary Parallelism", MLSys 2025, algorithms 1 and 2.
 [[nodiscard]] StepProgram add_vocabulary(StepProgram program, Vocabulary vocabulary);
 
