@@ -1,10 +1,12 @@
-// zeroth: looks at hosts and links before a job is started (`zeroth doctor`), and at checkpoints (`zeroth ckpt`).
+// zeroth: looks at hosts and links before a job is started (`zeroth doctor`), at checkpoints (`zeroth ckpt`), and at
+// what the ranks of a pipeline will do (`zeroth schedule`).
 #include "doctor/facts.h"
 #include "doctor/head.h"
 #include "doctor/options.h"
 #include "doctor/participant.h"
 #include "doctor/place.h"
 #include "doctor/python_command.h"
+#include "doctor/schedule_command.h"
 #include "doctor/survey.h"
 #include "doctor/table.h"
 
@@ -94,6 +96,8 @@ int run_as_rank(const Options& options) {
 
 int run(std::span<const char* const> arguments) {
   if (!arguments.empty() && std::string_view(arguments.front()) == "ckpt") become_ckpt(arguments.subspan(1));
+  if (!arguments.empty() && std::string_view(arguments.front()) == "schedule")
+    return run_schedule_command(arguments.subspan(1));
   const CommandLine command_line = parse_command_line(arguments);
   if (!command_line.options) {
     fmt::print("{}", command_line.text);

@@ -225,10 +225,11 @@ CommandLine parse_command_line(std::span<const char* const> arguments) {
   if (word == "doctor") return parse_doctor(arguments.subspan(1));
   if (word == "-h" || word == "--help")
     return {.text =
-                "Usage: zeroth doctor [options]\n       zeroth ckpt COMMAND [options]\n       zeroth --version\n\n"
-                "zeroth doctor --help and zeroth ckpt --help say more.\n"};
+                "Usage: zeroth doctor [options]\n       zeroth ckpt COMMAND [options]\n"
+                "       zeroth schedule NAME [options]\n       zeroth --version\n\n"
+                "zeroth doctor --help, zeroth ckpt --help and zeroth schedule --help say more.\n"};
   refuse(word.empty() ? "nothing to do was given" : "there is no such thing to do",
-         {.expected = "doctor or ckpt", .got = word.empty() ? "" : in_quotes(word)});
+         {.expected = "doctor, ckpt or schedule", .got = word.empty() ? "" : in_quotes(word)});
 }
 
 }  // namespace zeroth::doctor

@@ -99,7 +99,7 @@ TEST(Options, TextsArePrinted) {
 TEST(Options, WhatIsWrongIsOneLine) {
   const std::vector<std::pair<std::vector<const char*>, std::string>> cases{
       {{}, "nothing to do was given"},
-      {{"nurse"}, "there is no such thing to do; expected: doctor or ckpt; got: 'nurse'"},
+      {{"nurse"}, "there is no such thing to do; expected: doctor, ckpt or schedule; got: 'nurse'"},
       {{"doctor", "patient"}, "patient"},
       {{"doctor", "--nonsense"}, "--nonsense"},
       {{"doctor", "-n", "0"}, "1 to 128"},
