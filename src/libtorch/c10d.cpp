@@ -148,7 +148,7 @@ class C10dTransport final : public MessageTransport {
       : group_(std::move(group)),
         kind_("c10d " + group_->getBackend(c10::kCPU)->getBackendName() + (beside.empty() ? "" : " beside " + beside)),
         waiter_(std::make_shared<Waiter>()),
-        waiters_alone_(static_cast<std::size_t>(group_->getSize())),
+        waiters_alone_(2 * static_cast<std::size_t>(group_->getSize())),
         owner_(::getpid()) {}
   ~C10dTransport() override {
     // A forked child has a copy of the thread's object, but no thread.
@@ -184,14 +184,15 @@ class C10dTransport final : public MessageTransport {
     } catch (const std::exception& error) {
       throw lost_peer(peer, rank(), size(), sends, first_line(error.what()));
     }
-    const std::shared_ptr<Waiter> waiter = sends || (tag & kAlone) == 0 ? waiter_ : waiter_alone(peer);
+    const std::shared_ptr<Waiter> waiter = (tag & kAlone) == 0 ? waiter_ : waiter_alone(peer, sends);
     waiter->add(request);
     return std::make_unique<C10dTransfer>(waiter, std::move(request), rank(), size());
   }
 
-  /// A thread of its own for each rank that sends messages to this one.
-  [[nodiscard]] std::shared_ptr<Waiter> waiter_alone(int peer) {
-    std::shared_ptr<Waiter>& waiter = waiters_alone_[static_cast<std::size_t>(peer)];
+  /// A thread of its own for each rank that messages come from, and for each that they go to: nobody may be there yet
+  /// who takes one.
+  [[nodiscard]] std::shared_ptr<Waiter> waiter_alone(int peer, bool sends) {
+    std::shared_ptr<Waiter>& waiter = waiters_alone_[2 * static_cast<std::size_t>(peer) + (sends ? 1 : 0)];
     if (!waiter) waiter = std::make_shared<Waiter>();
     return waiter;
   }
@@ -199,7 +200,7 @@ class C10dTransport final : public MessageTransport {
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   std::string kind_;
   std::shared_ptr<Waiter> waiter_;
-  std::vector<std::shared_ptr<Waiter>> waiters_alone_;  // by sender, made when needed
+  std::vector<std::shared_ptr<Waiter>> waiters_alone_;  // by rank and direction, made when needed
   pid_t owner_;
 };
 

@@ -30,8 +30,8 @@ class Transfer {
 
 /// Point-to-point messages in a fixed group of ranks. Messages of one sender, receiver and tag arrive in the order of
 /// their sending. A receive must have the size of its message. Calls return at once and come from one thread at a time.
-/// The end of a Transfer may become visible only after the end of all Transfers started before it. Receives with kAlone
-/// in their tag are an exception: they become visible when they come.
+/// The end of a Transfer may become visible only after the end of all Transfers started before it. Those with kAlone in
+/// their tag are an exception: they wait only for those with kAlone of the same other rank and direction.
 class MessageTransport {
  public:
   static constexpr std::uint32_t kAlone = std::uint32_t{1} << 28U;
@@ -59,7 +59,7 @@ class MessageTransport {
 /// collective. The description of a call goes to every rank of the group before its data. So a skipped, swapped or
 /// resized call is kMismatch on every rank, with both sides. (Only the receiver sees both sides of a message, and only
 /// the two ranks see both sides of a part of an all_to_all; ranks that wait for them get kPeerLost or kTimeout.) Tags:
-/// four per group, from 0 up, one of them with kAlone. Memory: 2(n-1) pieces of options.staging_bytes, from the first
+/// four per group, from 0 up, two of them with kAlone. Memory: 2(n-1) pieces of options.staging_bytes, from the first
 /// sum that needs them. abort() reaches the other ranks if the transport tells them; otherwise they see this rank
 /// leave.
 [[nodiscard]] std::unique_ptr<CommBackend> make_message_backend(std::shared_ptr<MessageTransport> transport,

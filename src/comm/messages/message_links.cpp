@@ -46,7 +46,8 @@ void MessageLinks::throw_if_aborted() const {
 
 std::uint32_t MessageLinks::tag_of(MessageKind kind) const {
   const std::uint32_t tag = kKinds * number_ + static_cast<std::uint32_t>(kind);
-  return kind == MessageKind::kHeader ? tag | MessageTransport::kAlone : tag;
+  const bool alone = kind == MessageKind::kHeader || kind == MessageKind::kMessage;
+  return alone ? tag | MessageTransport::kAlone : tag;
 }
 
 void MessageLinks::send(Transfers& into, int peer, MessageKind kind, std::span<const std::byte> bytes,
