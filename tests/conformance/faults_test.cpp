@@ -110,6 +110,20 @@ std::vector<Operation> operations() {
          const std::vector<float> data(1'000'000);
          comm.send(std::span<const float>(data), comm.size() - 1);
        }},
+      {"recv",
+       [](const Communicator& comm) {
+         std::vector<float> data(10);
+         comm.start_recv(std::span(data), comm.size() - 1)->wait();
+       }},
+      {"send",
+       [](const Communicator& comm) {
+         const std::vector<float> data(1'000'000);
+         const std::unique_ptr<PendingPoints> pending = comm.start_send(std::span<const float>(data), comm.size() - 1);
+         // Who asks hears of a loss as who waits does, but for a rank that is alive.
+         for (const Deadline asks(Milliseconds{150}); !asks.passed(); std::this_thread::sleep_for(Milliseconds{5}))
+           if (pending->done()) return;
+         pending->wait();
+       }},
       {"attach",
        [](const Communicator& comm) {
          const Arena arena = Arena::create(comm.backend().capabilities().window_kind, kPageBytes, "test");
