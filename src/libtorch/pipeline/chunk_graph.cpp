@@ -145,10 +145,11 @@ void ChunkGraph::keep_late_alone(const edge_list& roots, const std::unordered_se
       node->release_variables();
       continue;
     }
-    for (std::uint32_t edge = 0; edge < node->num_outputs(); ++edge) {
-      const Edge& next = node->next_edge(edge);
+    // Node::set_next_edge() refuses nodes that others lead to, for a new edge could break their topological numbers; to
+    // take an edge away cannot. The node itself is no constant.
+    for (Edge& next : const_cast<edge_list&>(node->next_edges())) {
       const Node* const leaf = next.is_valid() ? parameter_behind(next) : nullptr;
-      if (leaf == nullptr || of_inputs.contains(leaf)) node->set_next_edge(edge, Edge());
+      if (leaf == nullptr || of_inputs.contains(leaf)) next = Edge();
     }
   }
 }
