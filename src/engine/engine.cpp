@@ -311,7 +311,7 @@ StepResult Engine::step() {
 }
 
 void Engine::steer() {
-  for (const auto& group : groups_) group->gradients().steer();
+  for (const auto& group : groups_) group->gradients().steer(group->spans_stages());
 }
 
 void Engine::begin_part(const BackwardPart& part) {

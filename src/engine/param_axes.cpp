@@ -160,6 +160,9 @@ void group_by_axes(std::span<ParamSpec> params, std::span<const ParamAxes> axes,
       group.members = {.axis = std::string(kPipelineAxis), .coordinates = kind.stages};
     }
     group.plan.axes = kind.summed;
+    // Stages that wait for each other inside of a backward would never end: see GradientStore::steer().
+    const bool spans_stages = num_stages > 1 && std::ranges::find(kind.summed, kPipelineAxis) != kind.summed.end();
+    if (spans_stages) group.plan.policy = ReductionPolicy::kPerStep;
     for (const std::size_t param : own) params[param].shard_group = static_cast<int>(settings.shard_groups.size());
     settings.shard_groups.push_back(std::move(group));
   }

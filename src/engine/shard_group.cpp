@@ -5,6 +5,7 @@
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/text.h>
+#include <zeroth/engine/param_axes.h>
 
 #include <algorithm>
 #include <utility>
@@ -139,7 +140,7 @@ void ShardGroup::connect(const std::shared_ptr<CommBackend>& job, bool shares_jo
 void ShardGroup::allocate(const GroupResources& shared, OperationId step, const OperationNames& names) {
   CommBackend& backend = communicator_->backend();
   backend.set_tag_names(tag_names(layout(), names));
-  const int micro_steps = shared.settings.micro_steps;
+  const int micro_steps = micro_steps_of_memory(shared.settings.micro_steps);
   binder_ = std::make_unique<Binder>(part_.flats, shared.binder);
   memory_ = std::make_unique<ModelMemory>(layout(), spec_.plan, shared.optimizer.states(), micro_steps, shared.device,
                                           shared.kernels, backend);
@@ -208,7 +209,15 @@ std::vector<bool> ShardGroup::has_grad() const {
 
 MemorySnapshot ShardGroup::planned_memory(const ShardingPlan& plan, std::span<const StateDeclaration> states,
                                           int micro_steps) const {
-  return plan_memory(layout(), plan, rank_, states, micro_steps);
+  return plan_memory(layout(), plan, rank_, states, micro_steps_of_memory(micro_steps));
+}
+
+bool ShardGroup::spans_stages() const {
+  return contains(spec_.plan.axes, kPipelineAxis);
+}
+
+int ShardGroup::micro_steps_of_memory(int micro_steps) const {
+  return spans_stages() ? std::max(2, micro_steps) : micro_steps;
 }
 
 void ShardGroup::share_sums() {

@@ -63,6 +63,8 @@ class ShardGroup {
   /// Of all ranks of the job.
   [[nodiscard]] const GroupColors& colors() const { return colors_; }
   [[nodiscard]] bool has_all_ranks() const { return size_ == static_cast<int>(colors_.size()); }
+  /// Ranks of several stages of a pipeline sum their gradients, at the end of the step.
+  [[nodiscard]] bool spans_stages() const;
   [[nodiscard]] int size() const { return size_; }
   [[nodiscard]] int rank() const { return rank_; }
 
@@ -111,6 +113,9 @@ class ShardGroup {
  private:
   /// Gives the stores' flats the whole model's numbers.
   class Binder;
+
+  /// As memory knows them: buckets that wait for the end of a step wait as those of several micro-steps do.
+  [[nodiscard]] int micro_steps_of_memory(int micro_steps) const;
 
   ShardGroupSpec spec_;
   ModelPart part_;

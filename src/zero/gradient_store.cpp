@@ -66,8 +66,10 @@ std::size_t GradientStore::transport_bytes() const {
   return exchange_->transport_bytes();
 }
 bool GradientStore::publishes_now(int unit) const {
-  if (plan_.policy == ReductionPolicy::kPerMicroStep || micro_steps_ == 1) return true;
-  return steered_ ? last_[static_cast<std::size_t>(unit)] : micro_step_ == micro_steps_ - 1;
+  if (at_end_) return ending_;
+  const bool often = plan_.policy == ReductionPolicy::kPerMicroStep || micro_steps_ == 1;
+  if (!steered_) return often || micro_step_ == micro_steps_ - 1;
+  return often ? in_part_[static_cast<std::size_t>(unit)] : last_[static_cast<std::size_t>(unit)];
 }
 
 void GradientStore::add(int param, ConstTensorView grad) {
@@ -114,8 +116,9 @@ void GradientStore::open(int flat) {
     holder = unit;
   }
   take_slot(unit);
-  // What is summed, or may yet be summed, of earlier events must not meet the gradients of this one.
-  if (state(flat).published || reduced_before_) shards_->vacate(flat);
+  // What is summed, or may yet be summed, of earlier events must not meet the gradients of this one. Where the caller
+  // says what backwards are of, ranks have no earlier event of a flat that this one has not.
+  if (state(flat).published || (reduced_before_ && !steered_)) shards_->vacate(flat);
   state(flat).open = true;
   state(flat).dtype = memory_.bucket_dtype(flat);
 }
@@ -240,8 +243,15 @@ void GradientStore::sync(OperationId what, std::string_view name) {
 void GradientStore::complete() {
   if (joined_) return;
   const std::uint64_t next_step = (backward_ / kBackwardsPerStep + 1) * kBackwardsPerStep;
-  ZR_CHECK(backward_ + 1 < next_step, ErrorCode::kUsage, "more than a million backwards in one step",
+  ZR_CHECK(backward_ + 3 < next_step, ErrorCode::kUsage, "more than a million backwards in one step",
            {.where = "zero.reduce"});
+  if (at_end_) {  // as one more backward, of a number that all ranks have
+    backward_ = next_step - 2;
+    exchange_->close_backward(backward_);
+    ending_ = true;
+    close_backward();
+    ending_ = false;
+  }
   backward_ = next_step;
   exchange_->close_backward(next_step);  // first: it tells the others what this rank has no gradients for
   sync(step_);

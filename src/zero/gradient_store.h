@@ -79,9 +79,14 @@ class GradientStore {
     micro_step_ = micro_step;
   }
 
-  /// From now on the caller says of each backward which units it is of, and which of them have no further one in this
-  /// step; the number of the micro-step says nothing any more. See Engine::steer().
-  void steer() { steered_ = true; }
+  /// From now on the caller says of each backward which units have all gradients of a micro-step after it, and which of
+  /// them all of the step; the number of the micro-step says nothing any more. See Engine::steer().
+  /// `at_end`: reductions wait for complete(), whatever the policy: ranks of several stages take part, which would wait
+  /// for each other inside of their backwards. It needs ReductionPolicy::kPerStep and several micro-steps.
+  void steer(bool at_end) {
+    steered_ = true;
+    at_end_ = at_end;
+  }
   void begin_part(int micro_step);
   void add_to_part(int unit, bool last);
 
@@ -184,7 +189,9 @@ class GradientStore {
   std::uint64_t backward_ = 0;   ///< step << 20 | backward within the step
   int micro_step_ = 0;
   bool steered_ = false;
-  std::vector<bool> in_part_;  ///< one a unit, after steer(): the running backward is of it
+  bool at_end_ = false;  ///< reductions wait for complete()
+  bool ending_ = false;  ///< complete() makes them
+  std::vector<bool> in_part_;  ///< one a unit, after steer(): complete in the running backward
   std::vector<bool> last_;     ///< one a unit, after steer(): it has no further backward in this step
 };
 

@@ -58,6 +58,24 @@ TABLES = {
         Row("gpt2", 4, micro=2, stage=3, policy="per_step"),
     ],
 }
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipev")
+for ranks in (2, 3):
+    TABLES[f"schedules {ranks}"] = [
+        Row(
+            ("llama", "gpt2", "qwen2")[number % 3],
+            ranks,
+            schedule,
+            micro=(4, 1, 6, 2)[number % 4],
+            stage=number % 4,
+            policy=("per_step", "per_micro_step")[number % 2],
+        )
+        for number, schedule in enumerate(SCHEDULES)
+    ]
+TABLES["grid"] = [
+    Row("gpt2", 2, schedule, micro=micro, stage=(number + micro) % 4, policy=("per_step", "per_micro_step")[micro % 2])
+    for number, schedule in enumerate(SCHEDULES)
+    for micro in range(1, 9)
+]
 
 
 def batch(step: int, number: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:

@@ -197,8 +197,10 @@ class Engine {
   void steer();
   struct BackwardPart {
     int micro_step = 0;            ///< for what is said of a gradient
-    std::span<const int> units{};  ///< whose gradients it brings
-    /// For these, the last of the step. With ReductionPolicy::kPerStep their reduction begins in it.
+    /// It brings the last gradients that they have in a micro-step; with ReductionPolicy::kPerMicroStep their reduction
+    /// begins in it.
+    std::span<const int> units{};
+    /// Of these, the last of the step. With ReductionPolicy::kPerStep their reduction begins in it.
     std::span<const int> last{};
   };
   /// After steer(), of the next backward.

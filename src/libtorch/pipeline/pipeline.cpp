@@ -186,6 +186,12 @@ class Pipeline::Impl {
 
   /// A unit's gradients are complete in the last backward of the last of its chunks.
   void find_last_backwards() {
+    std::map<int, int> lowest;  // chunk of each unit: backwards come to it last
+    for (const int chunk : options_.program.chunks_of(stages_.rank())) {
+      for (const int unit : units_of(chunk)) lowest.try_emplace(unit, chunk);
+    }
+    completed_by_.resize(options_.units.size());
+    for (const auto& [unit, chunk] : lowest) completed_by_[static_cast<std::size_t>(chunk)].push_back(unit);
     std::map<int, std::size_t> last;  // by unit
     for (std::size_t at = 0; at < actions().size(); ++at) {
       const Action& action = actions()[at];
@@ -254,7 +260,7 @@ class Pipeline::Impl {
     const auto last = last_backwards_.find(key);
     zeroth::Engine::BackwardPart part{.micro_step = action.micro_batch};
     if (is_last_of_backward(action.kind)) {  // I brings the engine nothing
-      part.units = units_of(action.chunk);
+      part.units = completed_by_[static_cast<std::size_t>(action.chunk)];
       if (last != last_backwards_.end()) part.last = last->second;
     }
     core.begin_part(part);
@@ -367,6 +373,7 @@ class Pipeline::Impl {
   std::uint64_t digest_ = 0;
   std::uint64_t step_ = 0;
   bool running_ = false;
+  std::vector<std::vector<int>> completed_by_;      ///< by chunk: units that no later backward of a micro-batch is of
   std::map<Key, std::vector<int>> last_backwards_;  ///< units whose gradients are complete in it
   std::map<Key, InFlight> flights_;
   std::map<Key, SentValues> values_;       ///< inputs of this rank's chunks
