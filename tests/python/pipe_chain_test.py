@@ -121,9 +121,19 @@ class Specifications(unittest.TestCase):
         require_equal(chain, whole(chain.model), self.labels())
 
     def test_recomputed_layers_are_the_whole(self) -> None:
-        for interval, kinds in ((1, None), (2, None), (4, ["Block"])):
+        for interval, kinds, forwards in (
+            (1, None, 2),
+            (2, None, 2),
+            (1, ["Block"], 2),
+            (4, ["Block"], 1),
+            (0, None, 1),
+        ):
             chain = self.built(activation_checkpoint_interval=interval, checkpointable_layers=kinds)
             require_equal(chain, whole(chain.model), self.labels())
+            calls: list[None] = []
+            chain.layers[1].modules[0].register_forward_hook(lambda *_, calls=calls: calls.append(None))
+            run_parts(chain, [0, 3, 6], self.labels()[:1])
+            self.assertEqual(len(calls), forwards, (interval, kinds))
 
     def test_initial_values_do_not_depend_on_who_builds_what(self) -> None:
         values = self.built().model.state_dict()
@@ -237,6 +247,11 @@ class SkipConnections(unittest.TestCase):
         with refused("USAGE", "never popped.*which: a, b"):
             chain = pipe.chain_of([lambda x: pipe.stash("a", x), lambda x: pipe.stash("b", x)])
             chain.run(0, 2, None, x)
+        model = pipe_models.Skips()
+        model.blocks = nn.ModuleList([pipe_models.Keep("a"), Block(), Block()])
+        blocks = pipe.chain_of(model.double(), sample=pairs(2)[0])
+        with refused("USAGE", "never popped.*which: a"):
+            blocks.run(2, 5, blocks.run(0, 2, None, pairs(2)[0]), pairs(2)[0])
         twice = pipe.chain_of([lambda x: pipe.stash("a", x), lambda x: pipe.pop("a"), lambda x: pipe.pop("a")])
         with refused("USAGE", "popped that is not stashed.*which: a.*each value is popped once"):
             twice.run(2, 3, twice.run(0, 2, None, x), x)
@@ -275,14 +290,26 @@ class Blocks(unittest.TestCase):
         self.assertEqual(chain.uses["blocks.2.linear.weight"], (1, 3))
 
     def test_code_with_parameters_may_lie_around_blocks(self) -> None:
-        chain = self.require_whole(pipe_models.Between().double())
+        model = pipe_models.Between().double()
+        chain = self.require_whole(model)
         self.assertEqual(chain.uses["position"], (0, 5))
-        self.assertEqual(chain.uses["bridge.weight"], (3,))
+        self.assertEqual(chain.uses["bridge.weight"], (0, 3))
         self.assertEqual(chain.uses["scale"], (2, 3, 4, 5))
-        self.assertEqual([len(layer.modules) for layer in chain.layers], [1, 1, 1, 2, 1, 2])
+        self.assertEqual([len(layer.modules) for layer in chain.layers], [2, 1, 1, 2, 1, 2])
+        model.float()  # after the look
+        require_equal(chain, lambda batch: model(*batch), pairs(3, dtype=torch.float32), bound=1e-6)
 
-    def test_blocks_may_pass_several_values(self) -> None:
-        self.require_whole(pipe_models.Pairs().double())
+    def test_blocks_may_pass_several_values_and_pass_no_others(self) -> None:
+        chain = self.require_whole(pipe_models.Pairs().double())
+        batch = pairs(2)[0]
+        values = chain.run(0, 2, None, batch)
+        self.assertEqual([getattr(one, "shape", one) for one in values], [(2, WIDTH), (2, WIDTH), WIDTH])
+
+    def test_all_members_of_a_list_with_several_kinds_are_layers(self) -> None:
+        chain = self.require_whole(pipe_models.Mixed().double())
+        self.assertEqual(
+            [layer.name for layer in chain.layers], ["embedding", *(f"blocks.{at}" for at in range(4)), "head"]
+        )
 
     def test_a_model_may_look_at_values(self) -> None:
         self.require_whole(pipe_models.Choosing().double())
@@ -575,13 +602,13 @@ class Transformers(unittest.TestCase):
         import transformers
 
         with torch.device("meta"):
-            config = transformers.LlamaConfig(num_hidden_layers=6)
-            model = transformers.LlamaForCausalLM(config)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        chain = pipe.chain_of(model)
-        self.assertEqual(len(chain.layers), 8)
-        taken = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-        self.assertLess(taken, sum(one.numel() for one in model.parameters()) * 4 / 20)
+            llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(num_hidden_layers=6))
+            mixtral = transformers.MixtralForCausalLM(transformers.MixtralConfig(num_hidden_layers=2))
+        for model, layers in ((llama, 8), (mixtral, 4)):
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            self.assertEqual(len(pipe.chain_of(model).layers), layers)
+            taken = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+            self.assertLess(taken, sum(one.numel() for one in model.parameters()) * 4 / 20)
 
 
 class Partitions(unittest.TestCase):

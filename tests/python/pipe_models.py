@@ -84,7 +84,8 @@ class Use(Block):
 
 
 class Between(Plain):
-    """Code with parameters before, between and after blocks, some of them read by the model itself."""
+    """Code with parameters before, between and after blocks, some of them read by the model itself; a module that runs
+    at two places; a change in place of what comes before blocks; and something of its dtype, which all blocks need."""
 
     def __init__(self) -> None:
         super().__init__(blocks=4)
@@ -94,9 +95,10 @@ class Between(Plain):
         self.norm = nn.LayerNorm(WIDTH)
 
     def through(self, h: torch.Tensor) -> torch.Tensor:
-        h = h + self.position
+        h = self.bridge(h.mul_(1.5)) + self.position
+        mixing = torch.eye(WIDTH, dtype=h.dtype, device=h.device)
         for number, block in enumerate(self.blocks):
-            h = block(h) * self.scale[number]
+            h = block(h @ mixing) * self.scale[number]
             if number == 1:
                 h = h + self.bridge(h)
         return self.norm(h * self.position)
@@ -132,6 +134,14 @@ class Skips(Plain):
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList([Keep("outer"), Keep("inner"), Use("inner"), Use("outer")])
+
+
+class Mixed(Plain):
+    """Two kinds of blocks in one list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), nn.Linear(WIDTH, WIDTH), Block(), nn.Tanh()])
 
 
 class Gathering(Plain):

@@ -17,10 +17,6 @@ from zeroth import _deferred
 __all__ = ["ZerosForValues", "meta_copy", "on_meta", "to_meta"]
 
 
-_SMALL = 1 << 20
-"""elements"""
-
-
 def to_meta(value: Any) -> Any:
     """The same tree, with tensors on the meta device in the place of others."""
     return tree_map(lambda leaf: _empty(leaf) if isinstance(leaf, torch.Tensor) else leaf, value)
@@ -82,12 +78,7 @@ def _has_meta(tree: Any) -> bool:
 
 def _zeros(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.is_meta:
-        large = value.numel() > _SMALL  # not all kernels take a tensor without memory
-        return (
-            torch.zeros((), dtype=value.dtype).expand(value.shape)
-            if large
-            else torch.zeros(value.shape, dtype=value.dtype)
-        )
+        return torch.zeros(value.shape, dtype=value.dtype)
     return torch.device("cpu") if isinstance(value, torch.device) and value.type == "meta" else value
 
 
