@@ -131,7 +131,7 @@ class Specifications(unittest.TestCase):
             chain = self.built(activation_checkpoint_interval=interval, checkpointable_layers=kinds)
             require_equal(chain, whole(chain.model), self.labels())
             calls: list[None] = []
-            chain.layers[1].modules[0].register_forward_hook(lambda *_, calls=calls: calls.append(None))
+            chain.layers[1].modules[0].register_forward_pre_hook(lambda *_, calls=calls: calls.append(None))
             run_parts(chain, [0, 3, 6], self.labels()[:1])
             self.assertEqual(len(calls), forwards, (interval, kinds))
 
