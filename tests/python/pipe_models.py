@@ -12,7 +12,7 @@ from zoo import CLASSES, WIDTH, Block, Plain
 
 import zeroth
 
-ROWS = 3
+cross_entropy = F.cross_entropy
 
 
 def pairs(*rows: int, dtype: torch.dtype = torch.float64) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -25,6 +25,11 @@ def pairs(*rows: int, dtype: torch.dtype = torch.float64) -> list[tuple[torch.Te
         )
         for size in rows
     ]
+
+
+def whole(model: nn.Module) -> Any:
+    """The plain call of a list with a loss."""
+    return lambda batch: cross_entropy(model(batch[0]), batch[1])
 
 
 def sequential() -> nn.Sequential:
