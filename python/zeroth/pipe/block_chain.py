@@ -89,7 +89,7 @@ class BlockChain:
         inputs, labels = (batch, None) if self.loss_fn is None else parts_of(batch)
         if not isinstance(inputs, Mapping):
             return (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)), dict(self._options), labels
-        _refuse_options(inputs, "python.pipe")
+        _refuse_options(inputs, "pipe.run")
         return (), {**inputs, **self._options}, labels
 
 

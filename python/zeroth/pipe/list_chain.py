@@ -33,7 +33,7 @@ class ListChain:
         self._interval = 0 if pipeline is None else pipeline.activation_checkpoint_interval
         self._checkpointable = None if pipeline is None else pipeline.checkpointable_layers
         self._list = model if isinstance(model, LayerList) else None
-        self._names = tuple(map(str, range(len(model)))) if self._list else tuple(model._modules)  # type: ignore[arg-type]
+        self._names = tuple(model._modules if self._list is None else map(str, range(len(self._list))))
         if not self._names:
             refuse("there is nothing to split", where="pipe.chain_of", which=type(model).__name__, got="no layers")
         for name, layer in model._modules.items():
