@@ -16,9 +16,10 @@ std::optional<Refutation> refute_gathers(const StepProgram& program, int rank) {
   for (const Action& action : actions) {
     if (action.kind == ActionKind::kUnshard || action.kind == ActionKind::kReshard) last[action.chunk] = -1;
   }
-  const auto refuted = [&](const char* what, int place, int chunk, const std::string& expected) {
+  /// `before`: the other action in conflict, if it is not -1.
+  const auto refuted = [&](const char* what, int place, int before, const std::string& expected) {
     Refutation refutation{.what = what, .places = {place_of(program, rank, place)}, .expected = expected};
-    if (last[chunk] >= 0) refutation.places.push_back(place_of(program, rank, last[chunk]));
+    if (before >= 0) refutation.places.push_back(place_of(program, rank, before));
     return refutation;
   };
   for (int place = 0; place < static_cast<int>(actions.size()); ++place) {
@@ -30,11 +31,11 @@ std::optional<Refutation> refute_gathers(const StepProgram& program, int rank) {
       const bool gathers = action.kind == ActionKind::kUnshard;
       if (gathers == is_whole)
         return refuted(gathers ? "a chunk is gathered that is whole" : "a chunk is given back that is not whole", place,
-                       action.chunk, gathers ? chunk + "RESHARD before it" : chunk + "UNSHARD before it");
+                       last[action.chunk], gathers ? chunk + "RESHARD before it" : chunk + "UNSHARD before it");
       whole[action.chunk] = gathers;
       last[action.chunk] = place;
     } else if ((is_computation(action.kind) || action.kind == ActionKind::kRecompute) && !is_whole) {
-      return refuted("a chunk computes without its parameters", place, action.chunk, chunk + "UNSHARD before it");
+      return refuted("a chunk computes without its parameters", place, last[action.chunk], chunk + "UNSHARD before it");
     }
   }
   for (const auto& [chunk, is_whole] : whole) {
@@ -86,7 +87,7 @@ class EndsCheck {
   EndsCheck(const StepProgram& program, int rank, bool reduces) : program_(program), rank_(rank), reduces_(reduces) {}
 
   std::optional<Refutation> take(int place, const Action& action) {
-    const bool late = action.kind != ActionKind::kFlush && action.kind != ActionKind::kReshard;
+    const bool late = action.kind != ActionKind::kFlush || action.micro_batch >= 0;
     if (step_ >= 0 && !program_.inexact && late)
       return refuted("an action comes after the step", place, step_, "STEP at the end");
     if (action.kind == ActionKind::kStep) {

@@ -14,6 +14,7 @@ namespace {
 
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 constexpr std::size_t kMostStates = 1'000'000;
+constexpr double kSmaller = 1 - 1e-12;  // a mean and a sum of differences are rounded in different ways
 
 const LinkCosts& link_of(const Cluster& cluster, int from, int to) {
   const auto unlike = cluster.links.find({from, to});
@@ -24,14 +25,20 @@ std::int64_t bytes_behind(const LayerTimes& layers, int layer) {
   return layers.output_bytes.empty() ? 0 : layers.output_bytes[static_cast<std::size_t>(layer)];
 }
 
-/// Forwards and backwards.
-double message_time(const Cluster& cluster, int from, int to, std::int64_t bytes) {
-  double time = 0;
+/// A message and the gradient that comes back.
+struct Message {
+  double round_trip = 0;
+  double occupied = 0;  ///< the longer of the two times in which the link is busy
+};
+
+Message message_between(const Cluster& cluster, int from, int to, std::int64_t bytes) {
+  Message message;
   for (const LinkCosts& link : {link_of(cluster, from, to), link_of(cluster, to, from)}) {
-    time += link.latency;
-    if (link.bytes_per_second > 0) time += static_cast<double>(bytes) / link.bytes_per_second;
+    const double busy = link.bytes_per_second > 0 ? static_cast<double>(bytes) / link.bytes_per_second : 0;
+    message.round_trip += link.latency + busy;
+    message.occupied = std::max(message.occupied, busy);
   }
-  return time;
+  return message;
 }
 
 void check(const LayerTimes& layers, const Cluster& cluster, int micro_batches) {
@@ -82,14 +89,19 @@ std::vector<std::vector<int>> kinds_of(const Cluster& cluster) {
   return kinds;
 }
 
-/// The mappings with the smallest sum among those whose longest part is shorter than a bound, by dynamic programming
-/// over (how many ranks of each kind are used, the kind of the last of them, how many layers they have).
+/// Times of a mapping.
+struct Parts {
+  double sum = 0;
+  double period = 0;  ///< P
+};
+
+/// The mappings with the smallest sum among those whose period is smaller than a bound, by dynamic programming over
+/// (how many ranks of each kind are used, the kind of the last of them, how many layers they have).
 class Search {
  public:
   Search(const LayerTimes& layers, const Cluster& cluster)
       : layers_(layers), cluster_(cluster), kinds_(kinds_of(cluster)), before_(layers.times.size() + 1, 0) {
     std::partial_sum(layers.times.begin(), layers.times.end(), before_.begin() + 1);
-    used_states_ = 1;
     for (const std::vector<int>& kind : kinds_) {
       strides_.push_back(used_states_);
       used_states_ *= kind.size() + 1;
@@ -103,15 +115,16 @@ class Search {
               .got = std::to_string(states)});
   }
 
-  /// None if every mapping has a part that takes `bound` or longer.
+  /// False if no mapping has a smaller period.
   bool find(double bound, LayerMap& map) {
     cells_.assign(used_states_ * kinds_.size() * before_.size(), {});
+    cell(0, 0, 0).push_back({});
     for (std::size_t used = 0; used < used_states_; ++used) {
       for (std::size_t kind = 0; kind < kinds_.size(); ++kind) {
-        if (used == 0 && kind > 0) break;  // the beginning has no last kind
         for (std::size_t layer = 0; layer + 1 < before_.size(); ++layer) {
-          const bool begins = used == 0 && layer == 0;
-          if (begins || cell(used, kind, layer).sum < kInfinite) extend(used, kind, layer, bound);
+          // An index, for the list of another cell grows meanwhile.
+          for (std::size_t label = 0; label < cell(used, kind, layer).size(); ++label)
+            extend(used, kind, layer, label, bound);
         }
       }
     }
@@ -119,11 +132,16 @@ class Search {
   }
 
  private:
-  struct Cell {
-    double sum = kInfinite;
-    std::size_t last_kind = 0;   ///< before this stage
-    std::size_t last_layer = 0;  ///< before this stage
+  /// A way to use these ranks for these layers. Better than another if both numbers are smaller.
+  struct Label {
+    double sum = 0;
+    /// The largest of t_s + l_s + ... + t_e - (e - s + 1) bound, over all s up to the last stage e.
+    double over = 0;
+    std::size_t last_kind = 0;  ///< before this stage
+    std::size_t last_layer = 0;
+    std::size_t last_label = 0;
   };
+  using Cell = std::vector<Label>;
 
   Cell& cell(std::size_t used, std::size_t kind, std::size_t layer) {
     return cells_[(used * kinds_.size() + kind) * before_.size() + layer];
@@ -131,48 +149,65 @@ class Search {
   [[nodiscard]] std::size_t used_of(std::size_t used, std::size_t kind) const {
     return used / strides_[kind] % (kinds_[kind].size() + 1);
   }
-  /// Any two ranks of these kinds; of one kind two that are not the same.
-  double link_time(std::size_t from, std::size_t to, std::size_t layer) const {
-    const int first = kinds_[from].front();
-    const int second = from == to ? kinds_[to].back() : kinds_[to].front();
-    return message_time(cluster_, first, second, bytes_behind(layers_, static_cast<int>(layer) - 1));
-  }
 
   /// One more stage behind the first `layer` layers.
-  void extend(std::size_t used, std::size_t kind, std::size_t layer, double bound) {
-    const double sum = used == 0 ? 0 : cell(used, kind, layer).sum;
+  void extend(std::size_t used, std::size_t kind, std::size_t layer, std::size_t label, double bound) {
+    const Label from = cell(used, kind, layer)[label];
     for (std::size_t next = 0; next < kinds_.size(); ++next) {
       if (used_of(used, next) == kinds_[next].size()) continue;
-      const double message = used == 0 ? 0 : link_time(kind, next, layer);
-      if (message >= bound) continue;
+      Message message;
+      if (used > 0) {
+        // Any two ranks of these kinds; of one kind two that are not the same.
+        const int rank = kind == next ? kinds_[next].back() : kinds_[next].front();
+        message =
+            message_between(cluster_, kinds_[kind].front(), rank, bytes_behind(layers_, static_cast<int>(layer) - 1));
+      }
+      if (message.occupied >= bound) continue;
       const double speed = cluster_.speeds[static_cast<std::size_t>(kinds_[next].front())];
       for (std::size_t end = layer + 1; end < before_.size(); ++end) {
         const double stage = (before_[end] - before_[layer]) / speed;
         if (stage >= bound) break;
-        Cell& target = cell(used + strides_[next], next, end);
-        if (sum + message + stage < target.sum) target = {sum + message + stage, kind, layer};
+        const double over = std::max(0.0, used > 0 ? from.over + message.round_trip : 0.0) + stage - bound;
+        if (over >= 0) break;
+        insert(cell(used + strides_[next], next, end), {.sum = from.sum + message.round_trip + stage,
+                                                        .over = over,
+                                                        .last_kind = kind,
+                                                        .last_layer = layer,
+                                                        .last_label = label});
       }
     }
+  }
+
+  static void insert(Cell& cell, const Label& label) {
+    const auto better = [](const Label& a, const Label& b) { return a.sum <= b.sum && a.over <= b.over; };
+    if (std::ranges::any_of(cell, [&](const Label& other) { return better(other, label); })) return;
+    std::erase_if(cell, [&](const Label& other) { return better(label, other); });
+    cell.push_back(label);
   }
 
   bool read_back(LayerMap& map) {
     std::size_t used = used_states_ - 1;
     std::size_t layer = before_.size() - 1;
     std::size_t kind = 0;
-    for (std::size_t other = 1; other < kinds_.size(); ++other) {
-      if (cell(used, other, layer).sum < cell(used, kind, layer).sum) kind = other;
+    const Label* label = nullptr;
+    for (std::size_t other = 0; other < kinds_.size(); ++other) {
+      for (const Label& candidate : cell(used, other, layer)) {
+        if (label != nullptr && candidate.sum >= label->sum) continue;
+        label = &candidate;
+        kind = other;
+      }
     }
-    if (cell(used, kind, layer).sum == kInfinite) return false;
+    if (label == nullptr) return false;
     std::vector<std::vector<int>> left = kinds_;
     map = {};
     while (used > 0) {
-      const Cell& now = cell(used, kind, layer);
       map.rank_of_stage.push_back(left[kind].back());
       left[kind].pop_back();
-      map.first_layer.push_back(static_cast<int>(now.last_layer));
+      map.first_layer.push_back(static_cast<int>(label->last_layer));
       used -= strides_[kind];
-      layer = now.last_layer;
-      kind = now.last_kind;
+      layer = label->last_layer;
+      kind = label->last_kind;
+      label = &cell(used, kind, layer)[label->last_label];
     }
     std::ranges::reverse(map.rank_of_stage);
     std::ranges::reverse(map.first_layer);
@@ -188,28 +223,31 @@ class Search {
   std::vector<Cell> cells_{};
 };
 
-struct Parts {
-  double sum = 0;
-  double longest = 0;
-};
-
 Parts parts_of(const LayerMap& map, const LayerTimes& layers, const Cluster& cluster) {
-  Parts parts;
-  const auto take = [&](double time) {
-    parts.sum += time;
-    parts.longest = std::max(parts.longest, time);
-  };
   std::vector<double> before(layers.times.size() + 1, 0);
   std::partial_sum(layers.times.begin(), layers.times.end(), before.begin() + 1);
+  Parts parts;
+  std::vector<double> stages;
+  std::vector<double> messages;
   for (std::size_t stage = 0; stage < map.first_layer.size(); ++stage) {
     const auto begin = static_cast<std::size_t>(map.first_layer[stage]);
     const std::size_t end =
         stage + 1 < map.first_layer.size() ? static_cast<std::size_t>(map.first_layer[stage + 1]) : layers.times.size();
     const int rank = map.rank_of_stage[stage];
+    Message message;
     if (stage > 0)
-      take(
-          message_time(cluster, map.rank_of_stage[stage - 1], rank, bytes_behind(layers, static_cast<int>(begin) - 1)));
-    take((before[end] - before[begin]) / cluster.speeds[static_cast<std::size_t>(rank)]);
+      message = message_between(cluster, map.rank_of_stage[stage - 1], rank,
+                                bytes_behind(layers, static_cast<int>(begin) - 1));
+    parts.period = std::max(parts.period, message.occupied);
+    messages.push_back(message.round_trip);
+    stages.push_back((before[end] - before[begin]) / cluster.speeds[static_cast<std::size_t>(rank)]);
+    parts.sum += message.round_trip + stages.back();
+    double run = 0;
+    for (std::size_t first = stage + 1; first > 0; --first) {
+      run += stages[first - 1];
+      parts.period = std::max(parts.period, run / static_cast<double>(stage + 2 - first));
+      run += messages[first - 1];
+    }
   }
   return parts;
 }
@@ -234,12 +272,12 @@ LayerMap map_layers(const LayerTimes& layers, const Cluster& cluster, int micro_
   Search search(layers, cluster);
   LayerMap best{.step_time = kInfinite};
   LayerMap map;
-  // Shorter and shorter longest parts, each with the smallest sum: the best mapping is one of them.
+  // Smaller and smaller periods, each with the smallest sum: the best mapping is one of them.
   for (double bound = kInfinite; search.find(bound, map);) {
     const Parts parts = parts_of(map, layers, cluster);
-    map.step_time = parts.sum + (micro_batches - 1) * parts.longest;
+    map.step_time = parts.sum + (micro_batches - 1) * parts.period;
     if (map.step_time < best.step_time) best = map;
-    bound = parts.longest;
+    bound = std::min(parts.period, bound * kSmaller);
   }
   return best;
 }
@@ -248,7 +286,7 @@ double step_time_of(const LayerMap& map, const LayerTimes& layers, const Cluster
   check(layers, cluster, micro_batches);
   require_map(map, layers, cluster);
   const Parts parts = parts_of(map, layers, cluster);
-  return parts.sum + (micro_batches - 1) * parts.longest;
+  return parts.sum + (micro_batches - 1) * parts.period;
 }
 
 Costs costs_of(const LayerMap& map, const LayerTimes& layers, const Cluster& cluster) {

@@ -67,17 +67,19 @@ std::vector<Action> inserted(const std::vector<Action>& actions, const std::mult
 
 std::vector<Action> offload_activations(const std::vector<Action>& actions, std::size_t ahead) {
   const std::vector<std::size_t> computations = computations_of(actions);
-  std::multimap<std::size_t, Action> added;
+  std::multimap<std::size_t, Action> flushes;
+  std::multimap<std::size_t, Action> fetches;
   for (const auto& [pair, rest] : rests_of(actions, computations)) {
     const auto [forward, use] = rest;
     if (use <= forward + 1) continue;  // no computation between, or no backward
     const std::size_t fetch = std::max(use > ahead ? use - ahead : 0, forward + 2);
-    added.insert({behind_sends(actions, computations[forward]),
-                  {.kind = ActionKind::kFlush, .chunk = pair.first, .micro_batch = pair.second}});
-    added.insert({with_receives(actions, computations[std::min(fetch, use)]),
-                  {.kind = ActionKind::kFetch, .chunk = pair.first, .micro_batch = pair.second}});
+    flushes.insert({behind_sends(actions, computations[forward]),
+                    {.kind = ActionKind::kFlush, .chunk = pair.first, .micro_batch = pair.second}});
+    fetches.insert({with_receives(actions, computations[std::min(fetch, use)]),
+                    {.kind = ActionKind::kFetch, .chunk = pair.first, .micro_batch = pair.second}});
   }
-  return inserted(actions, added);
+  flushes.insert(fetches.begin(), fetches.end());  // at one place what goes, goes first
+  return inserted(actions, flushes);
 }
 
 /// FETCH of all chunks before each STEP, FLUSH after it.

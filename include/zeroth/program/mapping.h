@@ -1,14 +1,15 @@
 // Mapping: which ranks have which layers, if ranks and links are unlike.
 //
-// The stages of a pipeline are runs of layers, in order, one a rank. A stage takes the time of its layers divided by
-// the speed of its rank; a message between two stages takes latency and bytes / bandwidth, forwards and backwards. A
-// step of m micro-batches is taken to last
+// The stages of a pipeline are runs of layers, in order, one a rank. Stage s takes the time t of its layers divided by
+// the speed of its rank; between stage s and the next one a message goes and its gradient comes back in the time l,
+// twice latency and bytes / bandwidth. In 1F1B a rank waits for the backward of as many micro-batches as there are
+// stages from it on, so a step of m micro-batches takes about
 //
-//   the sum of all stages and messages + (m - 1) * the longest of them
+//   T = sum of t + sum of l + (m - 1) P,   P = max over s <= e of (t_s + l_s + t_s+1 + ... + l_e-1 + t_e) / (e - s + 1)
 //
-// which is what 1F1B takes, if its longest part is busy all the time. map_layers() finds the mapping for which this is
-// smallest. So a slow rank gets fewer layers, and a slow link between two clusters lies between two stages only.
-// Ref: Yang et al., "Holmes: Towards Distributed Training Across Clusters with Heterogeneous NIC Environment", 2023.
+// and P at least what a message occupies its link. map_layers() finds the mapping for which T is smallest. So a slow
+// rank gets fewer layers, and a slow link between two clusters lies between two stages only. Ref: Yang et al., "Holmes:
+// Towards Distributed Training Across Clusters with Heterogeneous NIC Environment", 2023.
 #pragma once
 
 #include <zeroth/program/simulate.h>
@@ -37,11 +38,11 @@ struct LayerMap {
   double step_time = 0;
 };
 
-/// The best mapping; the first of equal ones, in the order of ranks. Every rank gets at least one layer. Ranks with the
-/// same speed and links count as one kind: time grows with the square of layers and the product of the numbers of each
-/// kind. Throws kUsage for fewer layers than ranks, for values that are no times, and for more than a million states.
+/// A mapping with the smallest T. Every rank gets at least one layer. Ranks with the same speed and links count as one
+/// kind: time grows with the square of layers and the product of the numbers of each kind. Throws kUsage for fewer
+/// layers than ranks, for values that are no times, and for more than a million states.
 [[nodiscard]] LayerMap map_layers(const LayerTimes& layers, const Cluster& cluster, int micro_batches);
-/// The time above of a given mapping, whose `step_time` does not matter.
+/// T of a given mapping, whose `step_time` does not matter.
 [[nodiscard]] double step_time_of(const LayerMap& map, const LayerTimes& layers, const Cluster& cluster,
                                   int micro_batches);
 /// The costs with which simulate() runs a program that has this mapping: chunk s is stage s, its rank s. A third of a
