@@ -14,6 +14,14 @@ constexpr std::string_view kInexact = "inexact";
 constexpr int kVersion = 1;
 constexpr int kMostRanks = 1 << 16;
 
+std::string printable(std::string_view text) {
+  std::string result(text);
+  for (char& c : result) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  }
+  return result;
+}
+
 /// A text, read word by word; remembers the place for messages.
 class Words {
  public:
@@ -47,7 +55,7 @@ class Words {
                 {.where = "program.text",
                  .which = "line " + std::to_string(line_number_) + ", word " + std::to_string(word_number_),
                  .expected = expected,
-                 .got = word_.empty() ? "the end of the line" : "\"" + std::string(word_.substr(0, 40)) + "\""});
+                 .got = word_.empty() ? "the end of the line" : "\"" + printable(word_.substr(0, 40)) + "\""});
   }
 
  private:
@@ -92,6 +100,8 @@ int parse_header(Words& words, StepProgram& program) {
   if (words.next() != std::to_string(kVersion))
     words.refuse("this version of the form is not known", std::to_string(kVersion));
   program.schedule = std::string(value_of(words, "schedule"));
+  if (printable(program.schedule) != program.schedule)
+    words.refuse("the name of the schedule has control characters", "a word");
   const int ranks = number_of(words, value_of(words, "ranks"), 1, kMostRanks);
   program.micro_batches = number_of(words, value_of(words, "micro_batches"), 1, 1 << 30);
   program.rank_of_chunk = numbers_of(words, value_of(words, "chunks"), ranks - 1);

@@ -17,8 +17,10 @@ std::string range(int size) {
 std::optional<Refutation> refute_numbers(const StepProgram& program) {
   if (program.actions.empty() || program.rank_of_chunk.empty() || program.micro_batches < 1)
     return Refutation{.what = "a program needs ranks, chunks and micro-batches", .expected = "at least one of each"};
-  if (program.schedule.find_first_of(" \t\r\n") != std::string::npos)
-    return Refutation{.what = "the name of the schedule has blanks", .expected = "one word"};
+  for (const char c : program.schedule) {
+    if (static_cast<unsigned char>(c) <= 0x20 || c == 0x7f)
+      return Refutation{.what = "the name of the schedule has blanks or control characters", .expected = "one word"};
+  }
   for (const int rank : program.rank_of_chunk) {
     if (rank < 0 || rank >= program.ranks())
       return Refutation{.what = "a chunk is on a rank that is not there: " + std::to_string(rank),
@@ -107,8 +109,9 @@ std::optional<Refutation> refute_structure(const StepProgram& program) {
 }
 
 void throw_refutation(const StepProgram& program, const Refutation& refutation, const char* function) {
-  ErrorContext context{
-      .where = std::string("program.") + function, .which = program.schedule, .expected = refutation.expected};
+  ErrorContext context{.where = std::string("program.") + function,
+                       .which = refute_numbers(program) ? "" : program.schedule,
+                       .expected = refutation.expected};
   for (const Refutation::Place& place : refutation.places) {
     const std::string separator = context.who.empty() ? "" : "; ";
     context.who += (separator.empty() ? "rank " : ", rank ") + std::to_string(place.rank) + " at " +

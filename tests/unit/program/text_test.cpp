@@ -87,6 +87,7 @@ TEST(ProgramText, ErrorsNameLineAndWord) {
             "line 1, word 7; expected: its end, or inexact"},
            {"zeroth-program 1 schedule=x ranks=2 micro_batches=1 chunks=0 inexact 1",
             "line 1, word 8; expected: its end"},
+           {"zeroth-program 1 schedule=\x01 ranks=2", "line 1, word 3; expected: a word; got: \"schedule=?\""},
            {head + "0: 0F0\n", "a rank of the program is missing"},
            {head + "1: 0F0\n", "line 2, word 1; expected: 0:; got: \"1:\""},
            {head + "0: 0F0 0X1\n1:", "line 2, word 3; expected: a chunk, an action and a micro-batch"},
