@@ -12,7 +12,7 @@ std::optional<Refutation> refute_forwards(const StepProgram& program) {
       if (action.kind == ActionKind::kForward && action.chunk == chunk) done.push_back(action.micro_batch);
     }
     std::ranges::sort(done);
-    done.erase(std::ranges::unique(done).begin(), done.end());
+    done.erase(std::unique(done.begin(), done.end()), done.end());
     if (static_cast<int>(done.size()) == program.micro_batches) continue;
     int missing = 0;
     while (missing < static_cast<int>(done.size()) && done[static_cast<std::size_t>(missing)] == missing) ++missing;
