@@ -131,6 +131,33 @@ TEST_P(StartedFaults, AWaitEndsAtTheDeadlineAndSaysHowFarItCame) {
   }
 }
 
+/// Who only asks does not wait for the end of its patience.
+TEST_P(StartedFaults, WhoAsksHearsOfARankThatLeavesOrStopsTheJob) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  if (over_messages(GetParam())) return;  // these test transports do not tell
+  for (const bool aborts : {false, true}) {
+    const RankReport report = run_world(
+        GetParam(),
+        [&](int rank, const std::shared_ptr<CommBackend>& backend) {
+          const Communicator comm(backend);
+          comm.barrier();
+          if (rank == 1 && aborts) backend->abort(Error(ErrorCode::kNonFinite, "the loss is gone"));
+          if (rank != 0) return;
+          std::vector<float> data(100'000);
+          const Pending pending = rank == 0 && aborts ? comm.start_recv(std::span(data), 1)
+                                                      : comm.start_send(std::span<const float>(data), 1);
+          poll(*pending, Milliseconds{5'000});
+        },
+        impatient(quick_options().timeout));
+    ASSERT_EQ(report.failures.size(), 1U) << report.text();
+    const RankFailure& failure = report.failures.front();
+    EXPECT_EQ(failure.code, aborts ? ErrorCode::kAborted : ErrorCode::kPeerLost) << failure.text;
+    EXPECT_THAT(failure.text, HasSubstr("rank 1"));
+    EXPECT_THAT(failure.text, HasSubstr(aborts ? "the loss is gone" : "left early"));
+    EXPECT_THAT(failure.text, HasSubstr(aborts ? "recv#0" : "send#0"));
+  }
+}
+
 /// After an error every later call has it, also one for messages that were started before.
 TEST_P(StartedFaults, AnErrorOfOneIsTheErrorOfAll) {
   ZR_SKIP_UNDER_TSAN(GetParam());

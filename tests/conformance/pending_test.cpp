@@ -217,6 +217,36 @@ TEST_P(StartedAmongThree, MessagesGoOnInEveryOtherCallOfTheirRank) {
   EXPECT_TRUE(report.ok()) << report.text();
 }
 
+/// The same of the receiver: it takes a message while it waits for a sum of all ranks, and for another message.
+TEST_P(StartedPoints, ReceivesGoOnInOtherCallsOfTheirRank) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  const RankReport report = run_world(GetParam(), [](int rank, const std::shared_ptr<CommBackend>& backend) {
+    const Communicator comm(backend);
+    constexpr std::size_t kBytes = 300'001;
+    for (const bool sum : {false, true}) {
+      if (rank == 0) std::this_thread::sleep_for(Milliseconds{20});  // the receiver is in that call
+      Bytes data = rank == 0 ? message_of(0, 1, 0, kBytes) : Bytes(kBytes);
+      std::uint8_t word = 0;
+      std::vector<float> sums(70'000, 1.0F);
+      const Pending pending = rank == 0   ? start_send(comm, data, 1, 0)
+                              : rank == 1 ? start_recv(comm, data, 0, 0)
+                                          : nullptr;
+      if (rank == 0) pending->wait();
+      if (sum) comm.all_reduce(std::span(sums));
+      if (!sum && rank == 0 && comm.size() > 2) comm.send(std::span<const std::uint8_t>(&word, 1), 2);
+      if (!sum && rank == 2) comm.recv(std::span(&word, 1), 0);
+      if (!sum && rank == 2) comm.send(std::span<const std::uint8_t>(&word, 1), 1);
+      if (!sum && rank == 1 && comm.size() > 2) comm.recv(std::span(&word, 1), 2);
+      if (rank == 1) {
+        pending->wait();
+        expect_message(data, 0, 1, 0);
+      }
+      comm.barrier();
+    }
+  });
+  EXPECT_TRUE(report.ok()) << report.text();
+}
+
 TEST_P(StartedPoints, CountWhatBlockingOnesCount) {
   ZR_SKIP_UNDER_TSAN(GetParam());
   const RankReport report = run_world(GetParam(), [](int rank, const std::shared_ptr<CommBackend>& backend) {

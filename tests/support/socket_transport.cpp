@@ -30,6 +30,12 @@ struct Frame {
 
 using Bytes = std::vector<std::byte>;
 
+/// Of one receive: the n-th of a sender and tag gets the n-th message, whoever looks first.
+struct Slot {
+  Bytes bytes{};
+  bool come = false;
+};
+
 /// One rank's ends. Everything under one mutex: abort() may come from another thread.
 class Hub {
  public:
@@ -61,6 +67,13 @@ class Hub {
     return peer.posted;
   }
 
+  [[nodiscard]] std::shared_ptr<Slot> receive(int from, std::uint32_t tag) {
+    const std::lock_guard lock(mutex_);
+    auto slot = std::make_shared<Slot>();
+    peers_[static_cast<std::size_t>(from)].awaited[tag].push_back(slot);
+    return slot;
+  }
+
   /// Until `over` holds for the peer, its stream ends, or the slice does.
   template <class Over>
   bool wait(int with, Milliseconds slice, const Over& over) {
@@ -69,6 +82,7 @@ class Hub {
       const std::lock_guard lock(mutex_);
       move(first ? Milliseconds{0} : std::min(deadline.remaining(), Milliseconds{20}));
       Peer& peer = peers_[static_cast<std::size_t>(with)];
+      deliver(peer);
       if (over(peer)) return true;
       ZR_CHECK(stopped_.empty(), ErrorCode::kAborted, stopped_, {.where = "test.sockets"});
       ZR_CHECK(peer.fd >= 0, ErrorCode::kPeerLost, "rank " + std::to_string(with) + " closed its connection",
@@ -92,9 +106,18 @@ class Hub {
     std::uint64_t gone = 0;
     Bytes in{};
     std::map<std::uint32_t, std::deque<Bytes>> arrived{};
+    std::map<std::uint32_t, std::deque<std::shared_ptr<Slot>>> awaited{};
   };
 
  private:
+  static void deliver(Peer& peer) {
+    for (auto& [tag, messages] : peer.arrived) {
+      std::deque<std::shared_ptr<Slot>>& slots = peer.awaited[tag];
+      for (; !messages.empty() && !slots.empty(); messages.pop_front(), slots.pop_front())
+        *slots.front() = {.bytes = std::move(messages.front()), .come = true};
+    }
+  }
+
   [[nodiscard]] bool unsent() const {
     return std::ranges::any_of(peers_, [](const Peer& peer) { return peer.fd >= 0 && !peer.out.empty(); });
   }
@@ -176,15 +199,14 @@ class Sending final : public Transfer {
 class Receiving final : public Transfer {
  public:
   Receiving(std::shared_ptr<Hub> hub, int from, std::uint32_t tag, std::span<std::byte> bytes)
-      : hub_(std::move(hub)), from_(from), tag_(tag), bytes_(bytes) {}
+      : hub_(std::move(hub)), from_(from), bytes_(bytes), slot_(hub_->receive(from, tag)) {}
   bool wait(Milliseconds slice) override {
-    return done_ || hub_->wait(from_, slice, [this](Hub::Peer& peer) {
-      std::deque<Bytes>& arrived = peer.arrived[tag_];
-      if (arrived.empty()) return false;
-      ZR_CHECK(arrived.front().size() == bytes_.size(), ErrorCode::kInternal,
+    return done_ || hub_->wait(from_, slice, [this](const Hub::Peer& /*peer*/) {
+      if (!slot_->come) return false;
+      ZR_CHECK(slot_->bytes.size() == bytes_.size(), ErrorCode::kInternal,
                "a message has another size than its receive", {.where = "test.sockets"});
-      if (!bytes_.empty()) std::memcpy(bytes_.data(), arrived.front().data(), bytes_.size());
-      arrived.pop_front();
+      if (!bytes_.empty()) std::memcpy(bytes_.data(), slot_->bytes.data(), bytes_.size());
+      slot_->bytes = {};
       return done_ = true;
     });
   }
@@ -192,8 +214,8 @@ class Receiving final : public Transfer {
  private:
   std::shared_ptr<Hub> hub_;
   int from_;
-  std::uint32_t tag_;
   std::span<std::byte> bytes_;
+  std::shared_ptr<Slot> slot_;
   bool done_ = false;
 };
 
