@@ -251,6 +251,7 @@ class StagedPoints final : public PendingPoints {
  private:
   void copy_out() {
     try {
+      const CudaDeviceScope scope(root_->made()->cuda, root_->made()->device, about_.where);
       copied_ = staged_.copy_out();
     } catch (const Error& error) {
       base_.abort(error);  // only this rank knows

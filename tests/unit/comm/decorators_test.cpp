@@ -4,10 +4,12 @@
 
 #include <zeroth/comm/communicator.h>
 #include <zeroth/comm/decorators.h>
+#include <zeroth/comm/rank_activity.h>
 
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -104,6 +106,41 @@ TEST(SlowLinkBackend, ABurstIsFreeAndIsSavedUpNoFurther) {
         pull_twice();
         std::this_thread::sleep_for(Milliseconds{1'300});  // time for 130 kB; the link keeps 60
         pull_twice();
+      },
+      options);
+}
+
+/// 60 kB at 1 MB/s.
+TEST(SlowLinkBackend, CarriesAStartedMessageWhileItsRankDoesSomethingElse) {
+  test::ThreadRanksOptions options;
+  options.comm.nodes = {0, 1};
+  run_ranks(
+      2,
+      [](int rank, const std::shared_ptr<CommBackend>& backend) {
+        const LinkSpeed speed{.bytes_per_second = 1e6, .burst_bytes = 0};
+        const Communicator comm(std::make_shared<SlowLinkBackend>(backend->split(0, rank, "slow"), speed));
+        const auto table = std::make_shared<TrafficTable>();
+        comm.backend().set_observer(table);
+        std::vector<std::uint8_t> data(60'000);
+        for (const bool computes : {false, true}) {
+          if (rank == 0) {
+            comm.start_send(std::span<const std::uint8_t>(data), 1)->wait();
+            continue;
+          }
+          const auto pending = comm.start_recv(std::span(data), 0);
+          const std::uint64_t all = computes ? 120'000 : 60'000;
+          bool done = false;
+          const auto begin = SteadyClock::now();
+          while (table->far_bytes() < all) done = pending->done();
+          if (computes) {
+            std::this_thread::sleep_for(Milliseconds{70});
+            require(pending->done(), "the link did not go on");
+          } else {
+            require(!done, "it took no time");
+            pending->wait();
+            require(SteadyClock::now() - begin >= Milliseconds{60}, "60 kB at 1 MB/s");
+          }
+        }
       },
       options);
 }
@@ -309,6 +346,54 @@ TEST(FaultyBackend, AFrozenThreadIsATimeoutThatNamesIt) {
   ASSERT_NE(report.of(0), nullptr) << report.text();
   EXPECT_EQ(report.of(0)->code, ErrorCode::kTimeout) << report.text();
   EXPECT_NE(report.of(0)->text.find("rank 1"), std::string::npos) << report.text();
+}
+
+TEST(FaultyBackend, AStartedMessageIsACall) {
+  const RankReport report =
+      try_ranks(2,
+                [](int rank, const std::shared_ptr<CommBackend>& backend) {
+                  const auto faulty = std::make_shared<FaultyBackend>(
+                      backend->split(0, rank, "faulty"),
+                      FaultPlan{.fail_at_call = rank == 0 ? 3 : -1, .drop_call = rank == 0 ? 1 : -1});
+                  const Communicator comm(faulty);
+                  std::vector<float> data(8);
+                  std::vector<std::unique_ptr<PendingPoints>> pending;
+                  for (std::int32_t unit = 0; unit < 4; ++unit) {
+                    pending.push_back(rank == 0 ? comm.start_send(std::span<const float>(data), 1, {.unit = unit})
+                                                : comm.start_recv(std::span(data), 0, {.unit = unit}));
+                  }
+                  for (const auto& each : pending) each->wait();
+                },
+                {.abort_on_failure = false});
+  ASSERT_EQ(report.failures.size(), 2U) << report.text();
+  EXPECT_NE(report.of(0)->text.find("planted failure"), std::string::npos) << report.text();
+  EXPECT_NE(report.of(0)->text.find("unit=3"), std::string::npos) << report.text();
+  EXPECT_EQ(report.of(1)->code, ErrorCode::kMismatch) << report.text();  // the second one never went
+  EXPECT_NE(report.of(1)->text.find("unit 2 on rank 0"), std::string::npos) << report.text();
+}
+
+TEST(RecordingBackend, ARecordOfAStartedMessageEndsWhenItsRankSeesThatItIsDone) {
+  run_ranks(2, [](int rank, const std::shared_ptr<CommBackend>& backend) {
+    const auto activity = std::make_shared<RankActivity>(rank, 2);
+    const Communicator comm(std::make_shared<RecordingBackend>(backend->split(0, rank, "job"), activity));
+    std::vector<double> data(6);
+    const std::vector<Collective> calls(2, rank == 0 ? comm.send_call(std::span<const double>(data), 1, {.unit = 4})
+                                                     : comm.recv_call(std::span(data), 0, {.unit = 4}));
+    const auto pending = comm.start(calls);
+    const auto expect = [&](bool ended) {
+      const std::vector<CallRecord> records = activity->recorder().records();
+      require(records.size() == 2, "a record each");
+      for (std::size_t call = 0; call < 2; ++call) {
+        const CallRecord& record = records[call];
+        require(record.sequence == call && record.elements == 6 && record.unit == 4, "what it is");
+        require(record.kind == (rank == 0 ? CollectiveKind::kSend : CollectiveKind::kRecv), "its kind");
+        require((record.ended_ns != 0) == ended, ended ? "it has not ended" : "it has ended");
+      }
+    };
+    expect(false);
+    pending->wait();
+    expect(true);
+  });
 }
 
 TEST(FaultyBackend, EqualSeedsDelayAlike) {

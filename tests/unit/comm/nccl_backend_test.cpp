@@ -270,6 +270,33 @@ TEST(Nccl, SendsAndReceivesOfOneSubmitAreOneGroup) {
   EXPECT_THAT(world.gpu.violations(), IsEmpty());
 }
 
+TEST(Nccl, AStartIsOneGroupThatNobodyWaitsForUntilItIsAskedFor) {
+  NcclWorld world(3);
+  const auto errors = world.try_ranks([](NcclRank& rank) {
+    const int next = (rank.rank + 1) % 3;
+    const int before = (rank.rank + 2) % 3;
+    float* const to = rank.put(numbers(rank.rank, 5));
+    float* const from = rank.room<float>(5);
+    const std::vector<Collective> calls{Communicator::send_call(std::span<const float>(to, 5), next),
+                                        Communicator::recv_call(std::span<float>(from, 5), before)};
+    void* const native = rank.stream.native();
+    rank.gpu.hold(native, true);  // as where its stream still computes
+    const std::unique_ptr<PendingPoints> pending = rank.group->start(calls, rank.stream);
+    EXPECT_FALSE(pending->done());
+    rank.gpu.hold(native, false);
+    if (rank.rank == 0) {
+      while (!pending->done()) std::this_thread::yield();
+    } else {
+      pending->wait();
+    }
+    EXPECT_EQ(read(from, 5), numbers(before, 5));
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+  EXPECT_THAT(world.gpu.log(1, kNcclCalls),
+              ElementsAre("group_start", "send 5 float32 peer=2 s0", "recv 5 float32 peer=0 s0", "group_end"));
+  EXPECT_THAT(world.gpu.violations(), IsEmpty());
+}
+
 TEST(Nccl, CollectivesOfOneSubmitAreOneGroup) {
   NcclWorld world(1);
   const auto errors = world.try_ranks([](NcclRank& rank) {

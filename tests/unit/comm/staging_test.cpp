@@ -223,6 +223,43 @@ TEST_P(StagedOver, MessagesGoAroundARing) {
   EXPECT_THAT(world.gpu.violations(), IsEmpty());
 }
 
+/// Every rank starts all its sends before anybody receives; what is on the way to the device is in no other's place.
+TEST_P(StagedOver, StartedMessagesComeAfterWhatTheStreamHoldsAndAreOnTheDeviceWhenTheyAreDone) {
+  StagedWorld world(GetParam().first, GetParam().second);
+  EXPECT_THAT(world.try_ranks([&](StagedRank& rank) {
+    const int next = (rank.rank + 1) % kRanks;
+    const int before = (rank.rank + kRanks - 1) % kRanks;
+    constexpr std::int64_t kSizes[] = {300'000, 5'000, 0, 200'000};
+    std::vector<std::unique_ptr<PendingPoints>> sends;
+    std::vector<std::unique_ptr<PendingPoints>> recvs;
+    std::vector<std::byte*> got;
+    for (const std::int64_t bytes : kSizes) {
+      const auto size = static_cast<std::size_t>(bytes);
+      std::byte* const sent = rank.put(std::vector<std::byte>(size));
+      const auto value = static_cast<std::byte>(10 * (rank.rank + 1) + static_cast<int>(sends.size()));
+      rank.gpu.enqueue(rank.stream.native(), [=] { std::fill(sent, sent + size, value); });
+      const Collective send{.kind = CollectiveKind::kSend, .send = sent, .counts = {bytes}, .root = next};
+      sends.push_back(rank.group->start({&send, 1}, rank.stream));
+      rank.gpu.enqueue(rank.stream.native(), [=] { std::fill(sent, sent + size, std::byte{99}); });  // it is taken
+    }
+    for (const std::int64_t bytes : kSizes) {
+      got.push_back(rank.put(std::vector<std::byte>(static_cast<std::size_t>(bytes))));
+      const Collective recv{.kind = CollectiveKind::kRecv, .recv = got.back(), .counts = {bytes}, .root = before};
+      recvs.push_back(rank.group->start({&recv, 1}, rank.stream));
+    }
+    for (std::size_t index = 0; index < recvs.size(); ++index) {
+      if (index % 2 == 0) recvs[index]->wait();
+      while (!recvs[index]->done()) std::this_thread::yield();
+      const auto size = static_cast<std::size_t>(kSizes[index]);
+      const auto value = static_cast<std::byte>(10 * (before + 1) + static_cast<int>(index));
+      EXPECT_EQ(std::vector<std::byte>(got[index], got[index] + size), std::vector<std::byte>(size, value)) << index;
+    }
+    for (const auto& send : sends) send->wait();
+  }),
+              Each(IsEmpty()));
+  EXPECT_THAT(world.gpu.violations(), IsEmpty());
+}
+
 Collective sum_of(std::byte* data, std::int64_t count) {
   return {.kind = CollectiveKind::kAllReduce,
           .in_dtype = DType::kFloat32,
