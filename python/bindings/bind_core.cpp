@@ -98,7 +98,7 @@ void bind_core(py::module_& module) {
                                keys["schedule"] = config.pipeline.schedule;
                                keys["chunks"] = config.pipeline.chunks;
                                keys["split"] = config.pipeline.split;
-                               keys["unshard"] = config.pipeline.unshard;
+                               keys["unshard"] = keeps_parameters(config) ? "step" : "micro_batch";
                                return keys;
                              })
       .def_property_readonly("norms", [](const Config& config) { return config.mesh.norms; })

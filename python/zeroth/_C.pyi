@@ -299,7 +299,7 @@ class Config:
         """Micro-steps of a step: gradient_accumulation_steps, or what the batch sizes leave."""
     @property
     def pipeline(self) -> dict[str, Any]:
-        """The keys of zeroth.pipeline: schedule, chunks, split, unshard."""
+        """The keys of zeroth.pipeline: schedule, chunks, split; unshard: "step" only if the program says when."""
     @property
     def gradient_accumulation_steps(self) -> int | None: ...
     @property

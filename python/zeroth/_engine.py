@@ -155,7 +155,7 @@ class Engine:
             from zeroth.pipe.runner import Runner  # it needs what this module needs
 
             self._pipeline = Runner(self._core, pipelined)
-            self._handles.append(model.register_forward_pre_hook(_refuse_forward, prepend=True))
+            self._handles.append(model.register_forward_pre_hook(_refuse_forward(self._pipeline), prepend=True))
         for index, module in enumerate([model, *modules]):
             if index == 0 and pipelined is not None:
                 continue  # the pipeline runs the root unit's forwards, a chunk at a time
@@ -219,16 +219,15 @@ class Engine:
         if self._pipeline is not None:
             if self._optimizer is not None:
                 self._optimizer.push()
-            result, loss = self._pipeline.train_batch(batches)
-            return self._stepped(result), loss
-        micro_steps = self._config.micro_steps(self._world_size)
-        total = 0.0
-        for batch in itertools.islice(batches, micro_steps):
+            result, mean = self._pipeline.train_batch(batches)
+            return self._stepped(result), mean
+        losses: list[float] = []
+        for batch in _exactly(self._config.micro_steps(self._world_size), batches):
             loss = _loss_of(self._called(batch))
             self.backward(loss)
-            total += loss.item()
+            losses.append(loss.item())
             result = self.step()
-        return result, self.average(total / micro_steps)
+        return result, self.average(sum(losses) / len(losses))
 
     def eval_batch(self, batches: Iterable[Any], *, micro_batches: int | None = None) -> float:
         """The mean loss over `micro_batches` micro-batches, default as many as train_batch() takes, without gradients,
@@ -237,8 +236,8 @@ class Engine:
             return self._pipeline.eval_batch(batches, micro_batches)
         count = self._config.micro_steps(self._world_size) if micro_batches is None else micro_batches
         with torch.no_grad():
-            losses = [_loss_of(self._called(batch)).item() for batch in itertools.islice(batches, count)]
-        return self.average(sum(losses) / count)
+            losses = [_loss_of(self._called(batch)).item() for batch in _exactly(count, batches)]
+        return self.average(sum(losses) / len(losses))
 
     def _called(self, batch: Any) -> Any:
         return self(**batch) if isinstance(batch, dict) else self(*batch) if isinstance(batch, tuple) else self(batch)
@@ -777,14 +776,37 @@ def _pipelined(model: nn.Module, config: _C.Config, world: _C.World, announce: b
     return done
 
 
-def _refuse_forward(module: nn.Module, args: tuple[Any, ...]) -> None:
-    raise _C.make_error(
-        "USAGE",
-        "a forward of the whole model, of which this rank has some layers",
-        where="python.engine",
-        which=type(module).__name__,
-        hint="engine.train_batch(batches) and engine.eval_batch(batches) run a pipeline",
-    )
+def _refuse_forward(runner: Any) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    """Makes the hook that refuses a call of the whole model. A copy of the module has the same hook, and its owner is
+    another one."""
+    owner = weakref.ref(runner)
+
+    def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+        its = owner()
+        if its is None or its.runs or its.done.model is not module:
+            return
+        raise _C.make_error(
+            "USAGE",
+            "a forward of the whole model, of which this rank has some layers",
+            where="python.engine",
+            which=type(module).__name__,
+            hint="engine.train_batch(batches) and engine.eval_batch(batches) run a pipeline",
+        )
+
+    return hook
+
+
+def _exactly(count: int, batches: Iterable[Any]) -> list[Any]:
+    taken = list(itertools.islice(batches, count))
+    if len(taken) < count or count < 1:
+        raise _C.make_error(
+            "USAGE",
+            "there are too few micro-batches for a step",
+            where="python.engine",
+            expected=f"{count} (gradient_accumulation_steps)" if count > 0 else "at least 1",
+            got=str(len(taken)),
+        )
+    return taken
 
 
 def _loss_of(result: Any) -> torch.Tensor:

@@ -310,7 +310,9 @@ StepResult Engine::step() {
   return result;
 }
 
-void Engine::steer() {
+void Engine::steer(std::vector<int> forwards) {
+  ZR_ASSERT(forwards.size() == layout_.units.size(), "a number of forwards for each unit");
+  forwards_ = std::move(forwards);
   for (const auto& group : groups_) group->gradients().steer(group->spans_stages());
 }
 
@@ -653,7 +655,11 @@ MemoryReport Engine::memory_report() const {
 WireBytes Engine::planned_wire() const {
   WireBytes wire;
   for (const auto& group : groups_) {
-    wire += plan_wire(group->layout(), group->spec().plan, group->rank(), settings_.micro_steps);
+    std::vector<int> forwards;
+    if (!forwards_.empty()) {
+      for (const int unit : group->part().units) forwards.push_back(forwards_[static_cast<std::size_t>(unit)]);
+    }
+    wire += plan_wire(group->layout(), group->spec().plan, group->rank(), settings_.micro_steps, forwards);
   }
   return wire;
 }

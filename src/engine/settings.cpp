@@ -53,7 +53,8 @@ MeshSpec mesh_of(const Config& config, int world) {
       dp >= 1 && dp * inner == world, ErrorCode::kConfig, "the mesh does not fit the number of ranks",
       {.where = "engine.settings",
        .which = "/zeroth/mesh: " + (left ? std::string() : "dp=" + std::to_string(dp) + ", ") +
-                (pp > 1 ? "pp=" + std::to_string(pp) + ", " : "") + "sp=" + std::to_string(sp) + ", tp=" + std::to_string(tp),
+                (pp > 1 ? "pp=" + std::to_string(pp) + ", " : "") + "sp=" + std::to_string(sp) +
+                ", tp=" + std::to_string(tp),
        .expected = left ? "a multiple of " + std::to_string(inner) + " ranks" : std::to_string(dp * inner) + " ranks",
        .got = std::to_string(world),
        .hint = left ? "" : "without dp it is what the other axes leave"});
@@ -70,6 +71,11 @@ int micro_steps_of(const Config& config, int world) {
                                 : config.gradient_accumulation_steps.value_or(1));
 }
 
+bool keeps_parameters(const Config& config) {
+  return config.mesh.pp > 1 && config.zero.stage == 3 &&
+         (config.pipeline.unshard == "step" || config.zero.reshard == Reshard::kNone);
+}
+
 EngineSettings make_settings(const Config& config, RankCount ranks, std::vector<GroupHyper> groups) {
   EngineSettings settings;
   const MeshSpec mesh = mesh_of(config, ranks.world);
@@ -80,6 +86,9 @@ EngineSettings make_settings(const Config& config, RankCount ranks, std::vector<
     settings.mesh = mesh;
     settings.batch_axes = {"dp"};
   }
+  // A pipeline has other micro-batches between a forward and its backward: nothing is kept in between, or all of it for
+  // the whole step.
+  if (config.mesh.pp > 1) settings.plan.reshard = keeps_parameters(config) ? Reshard::kStep : Reshard::kAll;
   (void)settings.plan.degrees(place.size("dp") * place.size("sp"));  // an error now, and not in the engine
   settings.micro_steps = micro_steps_of(config, ranks.world);
   settings.gradient_clipping = config.gradient_clipping;

@@ -60,6 +60,13 @@ void UnitUses::post_backward(int unit) {
 void UnitUses::keep(int unit) {
   Use& use = of(unit);
   if (!use.asked) use.asked = UnshardLease(parameters_, unit);
+  ++use.num_asked;
+}
+
+void UnitUses::give_back(int unit) noexcept {
+  Use& use = of(unit);
+  if (use.num_asked == 0 || --use.num_asked > 0) return;
+  use.asked.reset();
 }
 
 void UnitUses::end_backward() {
@@ -79,6 +86,7 @@ void UnitUses::release_all() {
   for (Use& use : uses_) {
     use.forward.clear();
     use.asked.reset();
+    use.num_asked = 0;
     use.kept.reset();
     use.backward.reset();
   }

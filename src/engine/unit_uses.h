@@ -24,7 +24,7 @@ class UnitUses {
 
   /// See Engine::keep_gathered().
   void keep(int unit);
-  void give_back(int unit) { of(unit).asked.reset(); }
+  void give_back(int unit) noexcept;
 
   /// What is kept from forward to backward.
   void release_kept();
@@ -45,6 +45,7 @@ class UnitUses {
     UnshardLease kept;                  ///< from forward to backward
     UnshardLease backward;
     UnshardLease asked;  ///< by the front end, for a whole step
+    int num_asked = 0;
     int trainable = 0;       ///< trainable parameters
     int arrived = 0;         ///< of them, with a gradient in this backward
     std::vector<bool> seen;  ///< one a parameter of the unit's spec

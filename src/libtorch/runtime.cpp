@@ -326,6 +326,21 @@ Runtime::~Runtime() {
   }
 }
 
+void Runtime::begin_part() {
+  require_own_process();
+  settle();
+  if (core_->has_gradients()) guards_.require_there();
+  guards_.clear();
+  look_at_trainability();
+  evaluates_ = !at::GradMode::is_enabled();
+  if (!scales_loss()) return;
+  if (depth_++ == 0) loss_scale_->suspend();
+}
+
+void Runtime::end_part() noexcept {
+  if (scales_loss() && --depth_ == 0) loss_scale_->resume();
+}
+
 std::shared_ptr<UnitUse> Runtime::begin(int unit, UnitScope::Kind kind) {
   require_own_process();
   // Inside a backward it is a checkpoint around the whole model.
@@ -507,7 +522,7 @@ void Runtime::before_backward(const std::shared_ptr<UnitUse>& use, std::uint64_t
   backwards_.finish_younger_than(use->thread, node);
   if (!backwards_.begin(use)) return;
   if (use->computed_again && widths_.counted_in() != torch::autograd::get_current_graph_task_id()) widths_.choose();
-  core_->pre_backward(use->invocation.unit);
+  if (reads_parameters_) core_->pre_backward(use->invocation.unit);
 }
 
 void Runtime::before_node(const std::shared_ptr<UnitUse>& use, std::uint64_t node) noexcept {

@@ -42,6 +42,12 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   ~Runtime();
 
   [[nodiscard]] std::shared_ptr<UnitUse> begin(int unit, UnitScope::Kind kind);
+  /// A forward of a part of the model begins: what begin() of the root unit does without taking its parameters. The
+  /// loss scale enters and leaves by the caller's hand.
+  void begin_part();
+  void end_part() noexcept;
+  /// In the backwards that follow, nodes read no parameters: none are gathered for them.
+  void set_reads_parameters(bool reads) { reads_parameters_ = reads; }
   void follow_inputs(const UnitUse& use, const std::vector<at::Tensor>& inputs);
   /// Before end(): the forward's outputs get the loss scale.
   void end_scale(const UnitUse& use, const std::vector<at::Tensor>& outputs);
@@ -205,6 +211,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   int depth_ = 0;                              ///< forwards that are open
   std::vector<std::uint64_t> buffer_digests_;  ///< of the end of the last step
   bool in_backward_ = false;
+  bool reads_parameters_ = true;
   bool evaluates_ = false;  ///< the last forward of the whole model was one without gradients
   pid_t owner_;
 };

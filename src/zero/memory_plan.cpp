@@ -20,7 +20,8 @@ struct WireCounts {
 };
 
 /// A step's calls, counted.
-WireBytes wire_of(const ModelLayout& model, const ShardingPlan& plan, int micro_steps, const WireCounts& count) {
+WireBytes wire_of(const ModelLayout& model, const ShardingPlan& plan, int micro_steps, const WireCounts& count,
+                  std::span<const int> forwards = {}) {
   WireBytes wire;
   const Degrees degrees = plan.degrees(model.world);
   const auto steps = static_cast<std::uint64_t>(micro_steps);
@@ -28,8 +29,12 @@ WireBytes wire_of(const ModelLayout& model, const ShardingPlan& plan, int micro_
   for (std::size_t index = 0; index < model.flats.size(); ++index) {
     const FlatLayout& flat = model.flats[index];
     if (plan.gathers_parameters()) {
-      wire.gather_parameters += array_bytes(count.gather(flat, degrees.parameter, 1), flat.dtype) * steps *
-                                (keeps_gathered(model, plan, flat.unit) ? 1 : 2);
+      const std::uint64_t uses =
+          forwards.empty() ? 1 : static_cast<std::uint64_t>(forwards[static_cast<std::size_t>(flat.unit)]);
+      const std::uint64_t gathers = plan.reshard == Reshard::kStep
+                                        ? std::min<std::uint64_t>(uses, 1)
+                                        : steps * uses * (keeps_gathered(model, plan, flat.unit) ? 1 : 2);
+      wire.gather_parameters += array_bytes(count.gather(flat, degrees.parameter, 1), flat.dtype) * gathers;
     }
     if (!flat.trainable) continue;
     wire.reduce_gradients += count.reduce(flat, degrees.gradient, 1, dtypes[index]) *
@@ -115,7 +120,7 @@ Buckets plan_buckets(const ModelLayout& model, const ShardingPlan& plan, int mic
 }  // namespace
 
 bool keeps_gathered(const ModelLayout& model, const ShardingPlan& plan, int unit) {
-  if (plan.reshard == Reshard::kAll) return false;
+  if (plan.reshard == Reshard::kAll || plan.reshard == Reshard::kStep) return false;
   if (plan.reshard == Reshard::kNone) return true;
   const auto index = static_cast<std::size_t>(unit);
   if (!model.units[index].repeated) return true;
@@ -127,8 +132,8 @@ bool keeps_gathered(const ModelLayout& model, const ShardingPlan& plan, int unit
 SlotTable gathered_slots(const ModelLayout& model, const ShardingPlan& plan) {
   std::vector<std::size_t> bytes;
   for (const FlatLayout& flat : model.flats) bytes.push_back(plan.gathers_parameters() ? flat.bytes() : 0);
-  return make_slot_table(model, bytes, plan.reshard != Reshard::kNone,
-                         std::min(plan.ring_slots, 1 + plan.prefetch_units));
+  const bool each_its_own = plan.reshard == Reshard::kNone || plan.reshard == Reshard::kStep;
+  return make_slot_table(model, bytes, !each_its_own, std::min(plan.ring_slots, 1 + plan.prefetch_units));
 }
 
 std::vector<DType> bucket_dtypes(const ModelLayout& model, const ShardingPlan& plan, int micro_steps) {
@@ -189,7 +194,8 @@ MemorySnapshot plan_memory(const ModelLayout& model, const ShardingPlan& plan, i
   return plan_memory(model, plan, rank, element_states(optimizer_states), micro_steps);
 }
 
-WireBytes plan_wire(const ModelLayout& model, const ShardingPlan& plan, int rank, int micro_steps) {
+WireBytes plan_wire(const ModelLayout& model, const ShardingPlan& plan, int rank, int micro_steps,
+                    std::span<const int> forwards) {
   return wire_of(model, plan, micro_steps,
                  {.gather = [rank](const FlatLayout& flat, int from,
                                    int to) { return flat.part(rank, to).size() - flat.part(rank, from).size(); },
@@ -198,7 +204,8 @@ WireBytes plan_wire(const ModelLayout& model, const ShardingPlan& plan, int rank
                       [rank](const FlatLayout& flat, int from, int to, DType dtype) {
                         return array_bytes(flat.part(rank, from).size(), dtype) *
                                static_cast<std::uint64_t>(from / to - 1);
-                      }});
+                      }},
+                 forwards);
 }
 
 WireBytes plan_far_wire(const ModelLayout& model, const ShardingPlan& plan, int rank, int micro_steps,

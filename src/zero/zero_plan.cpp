@@ -18,6 +18,8 @@ std::string_view name_of(Reshard reshard) noexcept {
       return "all";
     case Reshard::kNone:
       return "none";
+    case Reshard::kStep:
+      return "step";
   }
   return "default";
 }

@@ -56,8 +56,29 @@ TABLES = {
     "four": [
         Row("llama", 2, micro=3, stage=3),
         Row("gpt2", 4, micro=2, stage=3, policy="per_step"),
+        Row("llama", 2, "zb-h1", micro=3, stage=3, unshard="step", policy="per_step"),
+        Row("qwen2", 2, "zb-v", micro=2, stage=3),
     ],
 }
+TABLES["tp"] = [
+    Row("llama", 2, micro=3, stage=1, tp=2),
+    Row("gpt2", 2, "interleaved", micro=2, stage=3, tp=2, chunks=2, policy="per_step"),
+    Row("qwen2", 2, "zb-h1", micro=4, stage=2, tp=2, clip=0.1, policy="per_step"),
+]
+TABLES["sp"] = [
+    Row("llama", 2, micro=3, stage=3, sp=2),
+    Row("qwen2", 2, "gpipe", micro=2, stage=1, sp=2, clip=0.1),
+]
+TABLES["half"] = [
+    Row("llama", 2, micro=4, stage=2, dtype="bf16", policy="per_step"),
+    Row("llama", 2, "zb-h1", micro=4, stage=1, dtype="fp16", policy="per_step"),
+    Row("gpt2", 2, "gpipe", micro=3, stage=3, recompute=True),
+    Row("llama", 2, "1f1b", micro=3, stage=1, dtype="fp16", clip=0.1),
+]
+TABLES["eight"] = [
+    Row("llama", 2, micro=2, stage=3, tp=2, sp=2),
+    Row("llama", 2, "zb-v", micro=2, stage=2, tp=2, policy="per_step"),
+]
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipev")
 for ranks in (2, 3):
     TABLES[f"schedules {ranks}"] = [
@@ -146,19 +167,27 @@ def train(row: Row, stage: int, world: zeroth.World) -> tuple[list[float], list[
     if row.recompute:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     config = config_of(row, stage)
-    zeroth.pipeline(model, config, world=world, loss_fn=loss_fn)
+    shared = row.tp * row.sp > 1  # then the model computes its loss from what ranks share
+    zeroth.pipeline(model, config, world=world, loss_fn=None if shared else loss_fn)
     engine = zeroth.Engine(model, config, world=world, log_level="warning")
     inner = row.tp * row.sp
     dp = world.size // row.pp // inner
     own = world.rank // inner % dp
     losses, norms = [], []
+    engine.reset_counters()
     for step in range(STEPS):
-        result, loss = engine.train_batch(batch(step, micro * dp + own) for micro in range(row.micro))
+        batches = [batch(step, micro * dp + own) for micro in range(row.micro)]
+        if shared:
+            batches = [{"input_ids": tokens, "labels": tokens} for _, tokens in batches]
+        result, loss = engine.train_batch(batches)
         assert result.committed, result
         losses.append(loss)
         norms.append(result.grad_norm)
     report = engine.memory_report()
     assert report.planned == report.measured_peak, (row, report.planned, report.measured_peak)
+    wire = engine.wire_report()
+    for kind in ("all_gather", "reduce_scatter"):
+        assert wire[kind] == STEPS * wire[f"planned_{kind}"], (row, stage, kind, wire)
     weights = engine.state_dict(ranks=None)
     engine.close(keep_parameters=False)
     return losses, norms, weights

@@ -194,7 +194,8 @@ class Engine {
 
   /// For a front end that runs the backwards of a step's micro-steps in parts and in an order of its own, as a pipeline
   /// does: it says before each backward what it is of, and step_all() ends the step. Before the first forward.
-  void steer();
+  /// `forwards`: of each unit in a micro-step, for planned_wire().
+  void steer(std::vector<int> forwards);
   struct BackwardPart {
     int micro_step = 0;            ///< for what is said of a gradient
     /// It brings the last gradients that they have in a micro-step; with ReductionPolicy::kPerMicroStep their reduction
@@ -208,7 +209,7 @@ class Engine {
   /// Ends the step, collective, as the last step() of an accumulation.
   StepResult step_all();
   /// Keeps the unit gathered until give_back(): the leases of its forwards and backwards cost nothing meanwhile. May
-  /// block for other ranks. Needs slots for all that is kept: Reshard::kNone. Before step_all() all must be given back.
+  /// block for other ranks. Needs slots for all that is kept: Reshard::kStep. Calls are counted. Before step_all() all must be given back.
   void keep_gathered(int unit);
   void give_back(int unit);
 
@@ -479,6 +480,7 @@ class Engine {
   bool parted_ = false;             ///< see together()
   std::uint64_t forward_seq_ = 0;
   int micro_step_ = 0;
+  std::vector<int> forwards_{};  ///< see steer()
   bool had_backward_ = false;
   bool backward_failed_ = false;
   std::int64_t committed_steps_ = 0;

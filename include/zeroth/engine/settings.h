@@ -25,6 +25,9 @@ struct RankCount {
 /// and Config::resolve().
 [[nodiscard]] int micro_steps_of(const Config& config, int world);
 
+/// True if the stages of a pipeline gather their parameters once a step, and the program says when.
+[[nodiscard]] bool keeps_parameters(const Config& config);
+
 /// `groups`: the parameter groups in order. The thread count is config.runtime.threads, or this rank's share of its
 /// host's cores if that is 0. Throws kConfig if the batch sizes do not fit the world.
 [[nodiscard]] EngineSettings make_settings(const Config& config, RankCount ranks, std::vector<GroupHyper> groups);

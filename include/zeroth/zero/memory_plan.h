@@ -55,8 +55,10 @@ struct WireBytes {
 ///   gather_gradients    a x (part of the sums - own piece)
 ///   publish_parameters  p x (part at rest - part of the update)
 /// g is the gradients' degree, N by default. A unit that stays gathered from forward to backward (see Reshard) counts
-/// one gather per micro-step, the others two.
-[[nodiscard]] WireBytes plan_wire(const ModelLayout& model, const ShardingPlan& plan, int rank, int micro_steps);
+/// one gather per micro-step, the others two, one with Reshard::kStep one in a step. `forwards`: of each unit in a
+/// micro-step, each with its backward; empty: one.
+[[nodiscard]] WireBytes plan_wire(const ModelLayout& model, const ShardingPlan& plan, int rank, int micro_steps,
+                                  std::span<const int> forwards = {});
 
 /// The nodes of a world, and whether calls go over two levels (two_level.h).
 struct NodeLevels {

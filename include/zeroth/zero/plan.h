@@ -46,6 +46,7 @@ enum class Reshard : std::uint8_t {
              ///< them)
   kAll,
   kNone,  ///< everything stays gathered from forward to backward
+  kStep,  ///< the front end gathers units once a step and says when it gives them back (Engine::keep_gathered())
 };
 
 [[nodiscard]] std::string_view name_of(ReductionPolicy policy) noexcept;

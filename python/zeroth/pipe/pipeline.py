@@ -10,6 +10,7 @@ from torch import nn
 from zeroth import _C, _boxes, _units
 from zeroth._config import ConfigLike, to_config
 from zeroth.parallel._refuse import refuse
+from zeroth.pipe.block_chain import BlockChain
 from zeroth.pipe.chain import Chain
 from zeroth.pipe.make_chain import build, chain_of
 from zeroth.pipe.partition import partition
@@ -124,11 +125,18 @@ def pipeline(
         )
     if isinstance(model, nn.Module) and pipelined_of(model) is not None:
         refuse("the model is a pipeline already", where=_WHERE, which=type(model).__name__)
+    if isinstance(model, nn.Module) and _boxes.is_split(model):
+        refuse(
+            "the model is split over tp or sp already",
+            where=_WHERE,
+            which=type(model).__name__,
+            expected="the whole model: zeroth.pipeline() splits its layers over all axes of the mesh",
+        )
     chain = chain_of(model, loss_fn=loss_fn, sample=sample)
     keys = settings.pipeline
     micro_batches = settings.micro_steps(world.size)
     program = _C.make_program(
-        keys["schedule"], axes["pp"], micro_batches, chunks=keys["chunks"], unshard=_unshard(settings)
+        keys["schedule"], axes["pp"], micro_batches, chunks=keys["chunks"], unshard=keys["unshard"]
     )
     stage_of_chunk = _C.rank_of_chunk(program)
     bounds = partition(
@@ -139,6 +147,8 @@ def pipeline(
     for chunk, owner in enumerate(stage_of_chunk):
         if owner == stage:
             build(chain, bounds[chunk], bounds[chunk + 1])
+    if axes["tp"] > 1 or axes["sp"] > 1:
+        _share_layers(chain, settings, world)
     done = Pipelined(
         chain=chain,
         mesh=mesh,
@@ -154,10 +164,15 @@ def pipeline(
     return done
 
 
-def _unshard(settings: _C.Config) -> str:
-    """UNSHARD and RESHARD are in the program only where parameters are kept gathered over several micro-batches."""
-    keys = settings.pipeline
-    return str(keys["unshard"]) if settings.zero_stage == 3 else "micro_batch"
+def _share_layers(chain: Chain, settings: _C.Config, world: _C.World) -> None:
+    """Splits the layers of all stages over tp and sp. The model is called with the hooks that do it."""
+    from zeroth.parallel.parallelize import parallelize  # it needs what this module needs
+
+    done = parallelize(chain.model, settings, world=world)
+    if isinstance(chain, BlockChain):
+        chain.forward = lambda model, args, kwargs: model(*args, **kwargs)
+    if done.sequence is not None:
+        done.sequence.whole = False
 
 
 def _give_away(done: Pipelined) -> None:

@@ -29,6 +29,8 @@ class Runner:
         self._batches: list[Any] = []
         self.output: Any = None
         """what the last chunk's last forward returned, on ranks that have it"""
+        self.runs = False
+        """a chunk, so a call of the model is the chain's"""
         me = weakref.ref(self)
 
         def forward(chunk: int, micro_batch: int, tensors: _Tensors, structure: str) -> tuple[_Tensors, str]:
@@ -78,7 +80,11 @@ class Runner:
     def _forward(self, chunk: int, micro_batch: int, tensors: _Tensors, structure: str) -> tuple[_Tensors, str]:
         first, last = self.done.bounds[chunk], self.done.bounds[chunk + 1]
         values = None if chunk == 0 else _nested(tensors, structure)
-        result = self.done.chain.run(first, last, values, self._batches[micro_batch])
+        self.runs = True
+        try:
+            result = self.done.chain.run(first, last, values, self._batches[micro_batch])
+        finally:
+            self.runs = False
         if chunk + 1 < len(self.done.stage_of_chunk):
             return _flat(result)
         self.output = result

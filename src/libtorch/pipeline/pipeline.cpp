@@ -44,6 +44,30 @@ StepProgram forwards_of(const StepProgram& trained, int micro_batches) {
   return program;
 }
 
+/// A forward of a chunk.
+class PartScope {
+ public:
+  explicit PartScope(Runtime& runtime) : runtime_(runtime) { runtime_.begin_part(); }
+  PartScope(const PartScope&) = delete;
+  PartScope& operator=(const PartScope&) = delete;
+  ~PartScope() { runtime_.end_part(); }
+
+ private:
+  Runtime& runtime_;
+};
+
+/// A backward that reads no parameters, if `without`.
+class WithoutParameters {
+ public:
+  WithoutParameters(Runtime& runtime, bool without) : runtime_(runtime) { runtime_.set_reads_parameters(!without); }
+  WithoutParameters(const WithoutParameters&) = delete;
+  WithoutParameters& operator=(const WithoutParameters&) = delete;
+  ~WithoutParameters() { runtime_.set_reads_parameters(true); }
+
+ private:
+  Runtime& runtime_;
+};
+
 bool is_last_of_backward(ActionKind kind) {
   return kind == ActionKind::kBackward || kind == ActionKind::kBackwardWeight;
 }
@@ -57,7 +81,11 @@ class Pipeline::Impl {
     verify(options_.program);
     require_fits();
     digest_ = digest64(to_text(options_.program));
-    runtime_->core().steer();
+    std::vector<int> forwards(runtime_->core().layout().units.size(), 0);
+    for (const int chunk : options_.program.chunks_of(stages_.rank())) {
+      for (const int unit : units_of(chunk)) ++forwards.at(static_cast<std::size_t>(unit));
+    }
+    runtime_->core().steer(std::move(forwards));
     find_last_backwards();
   }
 
@@ -223,7 +251,10 @@ class Pipeline::Impl {
     }
     ChunkValues outputs;
     {
-      UnitScope scope(runtime_, 0);
+      const PartScope part(*runtime_);
+      // Blocks have hooks of their own; what they leave is the root unit's.
+      const bool uses_root = std::ranges::find(units_of(action.chunk), 0) != units_of(action.chunk).end();
+      UnitScope scope(uses_root ? runtime_ : nullptr, 0);
       outputs = options_.forward(action.chunk, action.micro_batch,
                                  {.tensors = std::move(given.tensors), .structure = std::move(given.structure)});
       scope.finish(outputs.tensors);
@@ -264,6 +295,7 @@ class Pipeline::Impl {
       if (last != last_backwards_.end()) part.last = last->second;
     }
     core.begin_part(part);
+    const WithoutParameters without(*runtime_, action.kind == ActionKind::kBackwardWeight);
     const std::uint64_t seen = runtime_->open_backward_of_part();
     try {
       switch (action.kind) {
