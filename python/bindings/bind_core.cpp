@@ -98,6 +98,7 @@ void bind_core(py::module_& module) {
                                keys["schedule"] = config.pipeline.schedule;
                                keys["chunks"] = config.pipeline.chunks;
                                keys["split"] = config.pipeline.split;
+                               keys["scatter"] = config.pipeline.scatter;
                                keys["unshard"] = keeps_parameters(config) ? "step" : "micro_batch";
                                return keys;
                              })

@@ -54,6 +54,11 @@ std::string make_program(const std::string& schedule, int ranks, int micro_batch
   return to_text(lower(program, {.gathers = unshard == "step" ? Gathers::kKept : Gathers::kNone, .step = step}));
 }
 
+std::optional<Communicator> communicator_of(const py::object& group) {
+  if (group.is_none()) return std::nullopt;
+  return rank_group_of(group).communicator();
+}
+
 py::tuple result_of(const Pipeline::Result& result) {
   return py::make_tuple(result.step, result.loss);
 }
@@ -71,14 +76,15 @@ void bind_pipeline(py::module_& module) {
 
   py::class_<Pipeline>(module, "Pipeline")
       .def(py::init([](const py::object& engine, const py::object& stages, const std::string& program,
-                       std::vector<std::vector<int>> units, py::function forward) {
+                       std::vector<std::vector<int>> units, py::function forward, const py::object& copies) {
              return std::make_unique<Pipeline>(engine_base_of(engine), rank_group_of(stages).communicator(),
                                                libtorch::PipelineOptions{.program = parse_program(program),
                                                                          .units = std::move(units),
-                                                                         .forward = forward_of(std::move(forward))});
+                                                                         .forward = forward_of(std::move(forward)),
+                                                                         .copies = communicator_of(copies)});
            }),
            py::arg("engine"), py::arg("stages"), py::arg("program"), py::arg("units"), py::arg("forward"),
-           py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
+           py::arg("copies") = py::none(), py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
       .def("train_batch",
            [](Pipeline& self) {
              const Pipeline::Result result = [&] {

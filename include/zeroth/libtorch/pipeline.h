@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,9 @@ struct PipelineOptions {
   /// rank's chunks are read.
   std::vector<std::vector<int>> units{};
   ChunkForward forward{};
+  /// Ranks of a stage that compute the same values, as those of tensor parallelism do: each sends its slice of large
+  /// tensors to its counterpart, where they are gathered. For stages on different nodes. None: tensors are sent whole.
+  std::optional<Communicator> copies{};
 };
 
 /// Counts since the last reset, of this rank.

@@ -35,6 +35,8 @@ class Pipelined:
     """chunk c has the layers from bounds[c] to bounds[c + 1] - 1"""
     stage_of_chunk: Sequence[int]
     micro_batches: int
+    sends_slices: bool
+    """ranks of tp, which have the same values, each send a slice of them to the next stage"""
     units: Mapping[str, nn.Module]
     """by path, as found before parameters were given away"""
 
@@ -156,6 +158,7 @@ def pipeline(
         bounds=bounds,
         stage_of_chunk=stage_of_chunk,
         micro_batches=micro_batches,
+        sends_slices=keys["scatter"] and axes["tp"] > 1 and settings.norms == "whole",
         units=_units.find_units(chain.model),
     )
     _give_away(done)

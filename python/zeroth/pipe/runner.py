@@ -44,6 +44,7 @@ class Runner:
             done.program,
             units_of_chunks(done, core.units),
             forward,
+            done.mesh.axis("tp") if done.sends_slices else None,
         )
 
     def train_batch(self, batches: Iterable[Any]) -> tuple[_C.StepResult, float]:

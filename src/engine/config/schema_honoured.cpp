@@ -437,6 +437,11 @@ constexpr std::array kKeys{
          .text = "How the model's layers become chunks: `balanced` (parameters, and the work of the head), "
                  "`parameters`, or `uniform`. zeroth.pipeline(split=...) takes names of layers, too.",
          .choices = "balanced|parameters|uniform"}),
+    bind<&Config::pipeline, &PipelineConfig::scatter>(
+        {.pointer = "/zeroth/pipeline/scatter",
+         .text =
+             "Ranks of `tp`, which have the same values, each send a slice of them to the next stage, where they are "
+             "gathered. For stages on different nodes; with tensor.norms=whole."}),
     bind<&Config::pipeline, &PipelineConfig::unshard>(
         {.pointer = "/zeroth/pipeline/unshard",
          .kind = KeyKind::kChoice,

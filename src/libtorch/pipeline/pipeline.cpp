@@ -77,7 +77,10 @@ bool is_last_of_backward(ActionKind kind) {
 class Pipeline::Impl {
  public:
   Impl(EngineBase& engine, Communicator stages, PipelineOptions options)
-      : runtime_(engine.runtime()), stages_(std::move(stages)), options_(std::move(options)), links_(stages_, 0) {
+      : runtime_(engine.runtime()),
+        stages_(std::move(stages)),
+        options_(std::move(options)),
+        links_(stages_, options_.copies) {
     verify(options_.program);
     require_fits();
     digest_ = digest64(to_text(options_.program));

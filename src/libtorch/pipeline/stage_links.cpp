@@ -21,10 +21,6 @@ std::string describe(const Parcel& parcel) {
          std::to_string(parcel.chunk) + ", micro-batch " + std::to_string(parcel.micro_batch);
 }
 
-std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
-  return {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
-}
-
 Collective send_of(std::span<const std::byte> bytes, int to) {
   return Communicator::send_call(
       std::span<const std::uint8_t>(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()), to, kTag);
@@ -55,7 +51,8 @@ struct StageLinks::Sending {
   std::unique_ptr<PendingPoints> calls{};  // the last member: it goes first
 };
 
-StageLinks::StageLinks(Communicator stages, std::uint64_t digest) : stages_(std::move(stages)), digest_(digest) {
+StageLinks::StageLinks(Communicator stages, std::optional<Communicator> copies)
+    : stages_(std::move(stages)), copies_(std::move(copies)) {
   static_assert(std::is_trivially_copyable_v<Head> && sizeof(Head) == 40);
 }
 
@@ -64,6 +61,19 @@ StageLinks::~StageLinks() = default;
 std::string StageLinks::name_of_stage(int stage) const {
   return "stage " + std::to_string(stage) + " of " + std::to_string(stages_.size()) + " (" +
          stages_.backend().group_name() + ")";
+}
+
+bool StageLinks::can_slice(const at::Tensor& tensor) const {
+  constexpr std::size_t kLeast = std::size_t{16} << 10U;  // below it a gather costs more than the bytes
+  return copies_ && copies_->size() > 1 && tensor.defined() && tensor.nbytes() >= kLeast &&
+         tensor.nbytes() % static_cast<std::size_t>(copies_->size()) == 0;
+}
+
+std::span<std::byte> StageLinks::slice_of(const at::Tensor& tensor, bool in_slices) const {
+  const std::span<std::byte> all(static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes());
+  if (!in_slices) return all;
+  const std::size_t size = all.size() / static_cast<std::size_t>(copies_->size());
+  return all.subspan(size * static_cast<std::size_t>(copies_->rank()), size);
 }
 
 void StageLinks::begin_step(std::uint64_t step, std::uint64_t digest) {
@@ -79,8 +89,10 @@ void StageLinks::send(int to, const Parcel& parcel, SentValues values) {
                    .chunk = parcel.chunk,
                    .micro_batch = parcel.micro_batch,
                    .is_gradient = parcel.is_gradient ? 1U : 0U};
+  values.in_slices.clear();
   for (at::Tensor& tensor : values.tensors) {
     if (tensor.defined()) tensor = tensor.contiguous();
+    values.in_slices.push_back(can_slice(tensor));
   }
   std::string form = form_of(values);
   std::string& last = sent_forms_[{to, parcel.is_gradient, parcel.chunk}];
@@ -93,10 +105,12 @@ void StageLinks::send(int to, const Parcel& parcel, SentValues values) {
   sending->tensors = std::move(values.tensors);
   std::vector<Collective> calls{send_of(std::as_bytes(std::span(&sending->head, 1)), to)};
   if (!sending->form.empty()) calls.push_back(send_of(std::as_bytes(std::span(sending->form)), to));
-  for (const at::Tensor& tensor : sending->tensors) {
+  for (std::size_t index = 0; index < sending->tensors.size(); ++index) {
+    const at::Tensor& tensor = sending->tensors[index];
     if (!tensor.defined() || tensor.nbytes() == 0) continue;
-    calls.push_back(send_of(bytes_of(tensor), to));
-    sent_bytes_ += tensor.nbytes();
+    const std::span<const std::byte> bytes = slice_of(tensor, values.in_slices[index]);
+    calls.push_back(send_of(bytes, to));
+    sent_bytes_ += bytes.size();
   }
   sending->calls = stages_.backend().start(calls, stages_.stream());
   sending_.push_back(std::move(sending));
@@ -130,12 +144,23 @@ std::pair<Parcel, SentValues> StageLinks::take_next(int from) {
   }
   SentValues values = read_form(form, name_of_stage(from));
   std::vector<Collective> calls;
-  for (at::Tensor& tensor : values.tensors) {
+  for (std::size_t index = 0; index < values.tensors.size(); ++index) {
+    const at::Tensor& tensor = values.tensors[index];
     if (!tensor.defined() || tensor.nbytes() == 0) continue;
-    calls.push_back(recv_of({static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()}, from));
-    received_bytes_ += tensor.nbytes();
+    require(!values.in_slices[index] || can_slice(tensor), "stages do not send slices alike",
+            copies_ ? std::to_string(copies_->size()) + " ranks with the same values" : "whole tensors", "slices");
+    const std::span<std::byte> bytes = slice_of(tensor, values.in_slices[index]);
+    calls.push_back(recv_of(bytes, from));
+    received_bytes_ += bytes.size();
   }
   if (!calls.empty()) stages_.batch(calls);
+  for (std::size_t index = 0; index < values.tensors.size(); ++index) {
+    if (!values.in_slices[index]) continue;
+    const at::Tensor& tensor = values.tensors[index];
+    const std::span<std::byte> own = slice_of(tensor, true);
+    copies_->all_gather(std::span(reinterpret_cast<const std::uint8_t*>(own.data()), own.size()),
+                        std::span(static_cast<std::uint8_t*>(tensor.mutable_data_ptr()), tensor.nbytes()), kTag);
+  }
   return {parcel, std::move(values)};
 }
 

@@ -4,6 +4,10 @@
 // message a tensor. Sends are started and go on while the rank computes; the links keep what is sent until it is. A
 // receive takes what comes next from that rank and keeps it until somebody asks for it: so the order in which values
 // are wanted need not be the one in which they were sent.
+//
+// Where several ranks of a stage have the same values (tensor parallelism), each may send its slice of a tensor to its
+// counterpart, and the ranks there gather the slices: between nodes every element goes once.
+// Ref: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", 4.1.
 #pragma once
 
 #include "libtorch/pipeline/stage_values.h"
@@ -15,6 +19,8 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -31,8 +37,8 @@ struct Parcel {
 
 class StageLinks {
  public:
-  /// `digest`: of the program; both sides must have the same. `place(parcel)`: the action, for messages.
-  StageLinks(Communicator stages, std::uint64_t digest);
+  /// `copies`: the ranks that have the same values as this one and send slices of them; none: all is sent whole.
+  StageLinks(Communicator stages, std::optional<Communicator> copies);
   StageLinks(const StageLinks&) = delete;
   StageLinks& operator=(const StageLinks&) = delete;
   ~StageLinks();
@@ -63,8 +69,13 @@ class StageLinks {
   [[nodiscard]] std::pair<Parcel, SentValues> take_next(int from);
   [[nodiscard]] std::string name_of_stage(int stage) const;
 
+  /// Bytes of a tensor that go between two ranks: all, or this rank's slice.
+  [[nodiscard]] std::span<std::byte> slice_of(const at::Tensor& tensor, bool in_slices) const;
+  [[nodiscard]] bool can_slice(const at::Tensor& tensor) const;
+
   Communicator stages_;
-  std::uint64_t digest_;
+  std::optional<Communicator> copies_;
+  std::uint64_t digest_ = 0;
   std::uint64_t step_ = 0;
   std::map<Link, std::string> sent_forms_;
   std::map<Link, std::string> received_forms_;

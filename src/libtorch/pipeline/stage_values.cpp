@@ -15,6 +15,7 @@ constexpr std::uint32_t kMostTensors = 1U << 20U;
 constexpr std::uint32_t kMostDims = 64;
 constexpr std::uint8_t kUndefined = 1;
 constexpr std::uint8_t kHasGradient = 2;
+constexpr std::uint8_t kInSlices = 4;
 
 template <class T>
 void put(std::string& into, T value) {
@@ -61,7 +62,9 @@ std::string form_of(const SentValues& values) {
   for (std::size_t index = 0; index < values.tensors.size(); ++index) {
     const at::Tensor& tensor = values.tensors[index];
     const bool defined = tensor.defined();
-    put(form, static_cast<std::uint8_t>((defined ? 0 : kUndefined) | (values.has_gradient[index] ? kHasGradient : 0)));
+    const bool in_slices = !values.in_slices.empty() && values.in_slices[index];
+    put(form, static_cast<std::uint8_t>((defined ? 0 : kUndefined) | (values.has_gradient[index] ? kHasGradient : 0) |
+                                        (in_slices ? kInSlices : 0)));
     if (!defined) continue;
     put(form, static_cast<std::int8_t>(tensor.scalar_type()));
     put(form, static_cast<std::uint32_t>(tensor.dim()));
@@ -79,6 +82,7 @@ SentValues read_form(std::string_view form, const std::string& from) {
   for (std::uint32_t index = 0; index < count; ++index) {
     const auto flags = reader.take<std::uint8_t>();
     values.has_gradient.push_back((flags & kHasGradient) != 0);
+    values.in_slices.push_back((flags & kInSlices) != 0);
     if ((flags & kUndefined) != 0) {
       values.tensors.emplace_back();
       continue;

@@ -15,6 +15,7 @@ namespace zeroth::libtorch {
 struct SentValues {
   std::vector<at::Tensor> tensors{};
   std::vector<bool> has_gradient{};  ///< one a tensor
+  std::vector<bool> in_slices{};     ///< one a tensor: each rank with the same values sends a slice; empty: none is
   std::string structure{};
 };
 
