@@ -101,25 +101,27 @@ class CommBackend {
   /// S is at most 8 KiB; other calls receive the data for this rank.
   virtual Work submit(std::span<const Collective> collectives, const Stream& stream) = 0;
 
-  /// Starts sends and receives (throws kUsage for other calls) and returns at once; the caller asks the result later.
-  /// Buffers must live until it is done. Messages of one pair of ranks in one direction are in order, whether they are
-  /// started or submitted, and a started message may be the other half of a submitted one. So two ranks may start
-  /// sends of any size to each other and receive later. Comparison of calls and counted traffic are those of submit().
+  /// Starts sends and receives (kUsage for other calls), and returns without waiting for another rank. The caller asks
+  /// the result, or waits, later; buffers must live until it is done. Messages of one pair of ranks in one direction
+  /// are in order, whether started or submitted, and one half of a message may be started and the other submitted.
+  /// Two ranks may start sends of any size to each other and receive later. Ranks compare these messages, and traffic
+  /// is counted, as for submit(). Throws what a broken group throws.
   ///
-  /// The messages come after the earlier work of `stream` and after all calls submitted before: start() waits for
-  /// these where they have not run yet (never on a CPU device in inline mode). Not from a task of a stream.
+  /// The messages come after the earlier work of `stream` and after all calls submitted before. start() waits for these
+  /// where they have not run yet (on a CPU device in inline mode they always have). Not from a task of a stream.
   ///
-  /// How far a message goes while its rank computes without a call of Zeroth:
-  ///   shm       a send of more than 64 KiB, and any that finds the 64 KiB on the way to its receiver full, is read
-  ///             by the receiver where it lies; smaller ones are on their way at once. What the receiver cannot read
-  ///             (see CommOptions::staging_bytes), and all of inproc, moves in pieces of 64 KiB while both ranks look.
-  ///             A receive takes its data when its rank looks
-  ///   messages  header and data of a send are given to the transport at once; a receive takes them after a look at
-  ///             the header. What the transport does by itself is the transport's
-  /// Calls with memory of a device: over NCCL the messages are one group call, which takes its turn on the device
-  /// behind all earlier calls of the rank, and holds up all later ones until its other rank has come. So ranks that
-  /// send to each other put the send and the receive into one start(). Elsewhere start() waits for the copies of sends
-  /// to the host (see make_staging_backend()), and a receive is done when its data is on the device.
+  /// What happens while a rank computes, between two waits or calls of done():
+  ///   shm       The receiver reads a send of more than 16 KiB where it lies, and also a smaller one that finds the 64
+  ///             KiB between the two ranks full. Other sends are copied in start(). So a sender need not look. Data
+  ///             that the receiver cannot read (no process_vm_readv, no attached arena) and all data of inproc moves
+  ///             in pieces of at most 64 KiB, whenever both ranks look. A receive takes its data when its rank looks.
+  ///   messages  A send gives header and data to the transport at once. A receive asks for the data when its rank sees
+  ///             the header. The transport decides what it moves in the meantime.
+  ///
+  /// Memory of a device: over NCCL a start() is one group call. It runs on the device after all earlier calls of this
+  /// rank and before all later ones, so it delays these until its other ranks have come. Ranks that send to each other
+  /// must put the send and the receive into one start(), as with submit(). Other backends copy through pinned memory:
+  /// start() waits for the copies to the host, and a receive is done when its data is on the device.
   [[nodiscard]] virtual std::unique_ptr<PendingPoints> start(std::span<const Collective> points,
                                                              const Stream& stream) = 0;
 

@@ -73,7 +73,8 @@ struct WholeCall {
 /// A send and a recv are matched between their two ranks only: in order, with the same dtype, count and tag. Sends and
 /// receives of one submit() run side by side, so two ranks that send to each other submit both calls together. A single
 /// send is done when the receiver has taken it; on inproc and shm it may be done earlier, while the data in flight
-/// between the two ranks fits 64 KiB. Over messages the transport decides.
+/// between the two ranks fits 64 KiB. Over messages the transport decides. CommBackend::start() makes sends and
+/// receives that nobody waits for yet.
 ///
 ///   kind            counts                  send                        recv
 ///   all_gather      elements of each rank   own part, counts[rank]      all parts in rank order, sum(counts)

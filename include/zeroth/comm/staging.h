@@ -21,8 +21,9 @@ namespace zeroth {
 ///
 /// Refused (kUsage): a buffer of the host or of another device on a CUDA stream; once CUDA is in use, a device buffer
 /// on a host stream; attach() of an ArenaKind::kDevice arena, which other ranks cannot read. Pinned memory: as large as
-/// send and recv of the largest call so far, or the largest submit() of sends and receives; counted in options.ledger
-/// as kControl.
+/// send and recv of the largest call so far, or the largest submit() of sends and receives, and in addition as large as
+/// the messages of start() that have been unfinished at one time; counted in options.ledger as kControl. start() blocks
+/// until the copies of its sends are on the host, at most options.timeout.
 [[nodiscard]] std::unique_ptr<CommBackend> make_staging_backend(std::unique_ptr<CommBackend> base,
                                                                 const CommOptions& options);
 
