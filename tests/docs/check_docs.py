@@ -37,6 +37,7 @@ TO_BE_WRITTEN = {
     "docs/how-to-add-an-optimizer.md": {"src/optim/lion.cpp", "csrc/kernels/lion/"},
     "docs/how-to-add-a-backend.md": {"src/comm/decorators/traced_backend.cpp"},
     "docs/how-to-add-a-kernel.md": {"csrc/kernels/scale/scale_math.h"},
+    "docs/how-to-add-a-schedule.md": {"src/program/schedules/breadth_first.cpp"},
 }
 
 
@@ -123,6 +124,22 @@ COMMANDS = {
             "zeroth doctor --hostfile hosts --params 7e9 --dtype bf16",
         ],
         ("tests/process/launcher/doctor_hosts_test.py", 'self.doctor("--params", "7e9"'),
+    ),
+    "zeroth schedule 1f1b --stages 4 --micro 8": (
+        "tests/unit/program/command_test.cpp",
+        '{"1f1b", "--stages", "4", "--micro", "8"}',
+    ),
+    "zeroth schedule zb-v --stages 4 --micro 8 --costs 1,1,1,0.1 --svg zb-v.svg": (
+        "tests/unit/program/command_test.cpp",
+        '"--costs", "1,1,1,0.1", "--svg"',
+    ),
+    "zeroth schedule interleaved --chunks 2 --gathers kept --text > step.txt": (
+        "tests/unit/program/command_test.cpp",
+        '{"interleaved", "--chunks", "2", "--gathers", "kept", "--text"}',
+    ),
+    "zeroth schedule --program step.txt --trace step.json": (
+        "tests/unit/program/command_test.cpp",
+        '{"--program", file.c_str(), "--trace", trace.c_str()}',
     ),
     **{
         f"zeroth ckpt {command}": ("tests/python/ckpt_test.py", text)

@@ -3,6 +3,7 @@
 #include "docs/how-to-add-a-group-1.cpp"
 #include "docs/how-to-add-a-kernel-1.cpp"
 #include "docs/how-to-add-a-plan-1.cpp"
+#include "docs/how-to-add-a-schedule-1.cpp"
 #include "docs/how-to-add-a-state-1.cpp"
 #include "docs/how-to-add-an-operation-1.cpp"
 #include "docs/how-to-add-an-optimizer-1.cpp"
@@ -12,6 +13,9 @@
 #include "support/toy_training.h"
 
 #include <zeroth/comm/communicator.h>
+#include <zeroth/program/passes.h>
+#include <zeroth/program/simulate.h>
+#include <zeroth/program/verify.h>
 
 #include <gtest/gtest.h>
 
@@ -46,6 +50,20 @@ TEST(HowToAddAPlan, BitsAreThoseOfStage3AndMemoryIsThePlan) {
     const MemoryReport& report = outcome.memory[rank];
     EXPECT_EQ(report.planned, report.measured_peak) << to_text(report);
     EXPECT_GT(report.planned[MemoryState::kBucket], expected.memory[rank].planned[MemoryState::kBucket]);
+  }
+}
+
+TEST(HowToAddASchedule, ProgramsAreVerifiedAndWaitWhatTheFormulaSays) {
+  for (const int chunks : {1, 2, 3}) {
+    for (const int micro_batches : {1, 4, 7}) {
+      const ScheduleOptions options{.ranks = 4, .micro_batches = micro_batches, .chunks_per_rank = chunks};
+      const StepProgram program = lower(schedules::breadth_first(options));
+      const ScheduleFormula formula = schedules::breadth_first_formula(options, {});
+      verify(program, {.in_flight = formula.in_flight});
+      const Simulation simulation = simulate(program);
+      EXPECT_EQ(formula.bubble.value_or(simulation.bubble), simulation.bubble);
+      EXPECT_EQ(simulation.ranks[0].most_pairs, micro_batches * chunks);
+    }
   }
 }
 

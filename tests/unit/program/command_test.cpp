@@ -64,10 +64,16 @@ TEST(ScheduleCommand, MessagesAndPassesHaveNoFormulaOfTheBubble) {
 
 TEST(ScheduleCommand, ProgramsComeBackFromTheirText) {
   const std::string file = testing::TempDir() + "zeroth_schedule_program.txt";
-  const std::string text = output_of({"interleaved", "--chunks", "2", "--stages", "2", "--micro", "4", "--text"});
+  const std::string text = output_of({"interleaved", "--chunks", "2", "--gathers", "kept", "--text"});
   write_file(file, text);
   EXPECT_EQ(output_of({"--program", file.c_str(), "--text"}), text);
-  write_file(file, text.substr(0, text.find("0REDUCE")) + "\n1:\n");
+  const std::string trace = testing::TempDir() + "zeroth_schedule_program.json";
+  EXPECT_NE(output_of({"--program", file.c_str(), "--trace", trace.c_str()}).find("rank 3 "), std::string::npos);
+  EXPECT_NE(text_of(trace).find("\"7B7\""), std::string::npos);
+  std::remove(trace.c_str());
+  std::string broken = text;
+  broken.erase(broken.find(" 1SEND_B0"), 9);
+  write_file(file, broken);
   EXPECT_NE(error_of(ErrorCode::kUsage, [&] { (void)run_schedule_command(std::vector{"--program", file.c_str()}); })
                 .find("where: program.verify"),
             std::string::npos);
@@ -77,10 +83,26 @@ TEST(ScheduleCommand, ProgramsComeBackFromTheirText) {
       std::string::npos);
 }
 
+TEST(ScheduleCommand, ThePageHasItsPictures) {
+  const std::string page = text_of(ZEROTH_DOCS "/pipeline.md");
+  const auto expect_picture = [&](const std::vector<const char*>& arguments) {
+    std::string picture = output_of(arguments);
+    picture.erase(0, picture.find("\n\n") + 2);
+    picture.erase(picture.find("\n\n") + 1);
+    EXPECT_NE(page.find("```text\n" + picture + "```"), std::string::npos) << picture;
+  };
+  for (const char* name : {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipev"})
+    expect_picture({name, "--stages", "3", "--micro", "6"});
+  expect_picture({"1f1b", "--stages", "3", "--micro", "6", "--vocabulary", "2"});
+  EXPECT_NE(output_of({"1f1b", "--stages", "4", "--micro", "8"}).find("\nstep 33, bubble 9:"), std::string::npos);
+  EXPECT_NE(page.find("| 1f1b | 33 | 9 | 4 | 48 |"), std::string::npos);
+}
+
 TEST(ScheduleCommand, WritesPictureAndTrace) {
   const std::string svg = testing::TempDir() + "zeroth_schedule.svg";
   const std::string trace = testing::TempDir() + "zeroth_schedule.json";
-  (void)output_of({"zb-h1", "--svg", svg.c_str(), "--trace", trace.c_str()});
+  (void)output_of({"zb-v", "--stages", "4", "--micro", "8", "--costs", "1,1,1,0.1", "--svg", svg.c_str(), "--trace",
+                   trace.c_str()});
   EXPECT_TRUE(text_of(svg).starts_with("<svg "));
   EXPECT_TRUE(text_of(trace).starts_with("{\"displayTimeUnit\""));
   std::remove(svg.c_str());
