@@ -65,7 +65,7 @@ class Options:
     config: pathlib.Path | None
     zero_stage: int | None
     mesh: dict[str, int]
-    """sizes of axes: dp, sp, tp"""
+    """sizes of axes: pp, dp, sp, tp"""
     batch: int | None
     accumulate: int | None
     dtype: str | None
@@ -209,7 +209,8 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--mesh",
         help='the ranks as a grid, say "dp=2,tp=2": tp neighbours share the matrices of each layer, sp ranks each '
-        "sequence, and have one batch (default: dp alone)",
+        "sequence, pp ranks the layers, and have one batch; with pp a step has --accumulate micro-batches "
+        "(default: dp alone)",
     )
     add("--batch", type=_integer(1, MOST), help="sequences per rank and micro-step (default 8)")
     add("--accumulate", type=_integer(1, MOST), help="micro-steps of a step (default 1)")
@@ -256,9 +257,9 @@ def _read_mesh(text: str | None) -> dict[str, int]:
     for part in [] if text is None else text.split(","):
         name, _, size = part.partition("=")
         is_size = re.fullmatch(r"[0-9]{1,7}", size) is not None and 1 <= int(size) <= LARGEST_SIZE
-        if name not in ("dp", "sp", "tp") or not is_size or name in axes:
+        if name not in ("pp", "dp", "sp", "tp") or not is_size or name in axes:
             raise _usage_error(
-                'a mesh is a list of the axes dp, sp and tp with their sizes, as "dp=2,tp=2"', "--mesh", text or ""
+                'a mesh is a list of the axes pp, dp, sp and tp with their sizes, as "dp=2,tp=2"', "--mesh", text or ""
             )
         axes[name] = int(size)
     return axes

@@ -38,8 +38,10 @@ class Settings:
     """micro-steps of a step"""
     batch: int
     """sequences of a step, all ranks together"""
+    mesh: dict[str, int]
+    """sizes of the axes"""
     data_ranks: int
-    """ranks, or groups of ranks that share matrices or sequences, with batches of their own"""
+    """ranks, or groups of ranks that share layers, matrices or sequences, with batches of their own"""
     dtype: str
     """ "fp32", "bf16", "fp16" or "fp64" """
     notes: list[str]
@@ -117,7 +119,8 @@ def make_settings(options: Options, world_size: int) -> Settings:
         overrides.fallback(STAGE, 3)
     if options.clip is None:
         overrides.fallback(CLIP, 1.0)
-    data_ranks = _find_mesh(world_size, overrides)["dp"]
+    mesh = _find_mesh(world_size, overrides)
+    data_ranks = mesh["dp"]
     _merge_batch(options, data_ranks, overrides)
 
     config = overrides.config()
@@ -130,6 +133,7 @@ def make_settings(options: Options, world_size: int) -> Settings:
         micro_batch=micro_batch,
         accumulate=accumulate,
         batch=micro_batch * accumulate * data_ranks,
+        mesh=mesh,
         data_ranks=data_ranks,
         dtype=options.dtype or (halves[0] if halves else "fp32"),
         notes=overrides.notes,

@@ -69,6 +69,12 @@ def make_model(options: Options, dtype: str) -> Gpt:
     return model
 
 
+def make_stages(model: Gpt, config: zeroth.Config, world: zeroth.World) -> None:
+    """Each rank of the mesh's pp keeps some layers of the model."""
+    tokens = torch.zeros((1, model.options.seq), dtype=torch.int64)
+    zeroth.pipeline(model, config, world=world, sample=(tokens, tokens))
+
+
 def make_engine(model: Gpt, settings: Settings, world: zeroth.World) -> zeroth.Engine:
     """No weight decay for norms and other vectors. The embedding decays: it is also the output matrix."""
     parameters = list(model.parameters())
@@ -98,11 +104,14 @@ class Trainer:
         self.corpus: Corpus = load_corpus(options.data, options.suffix, options.exclude, options.seq)
         model = make_model(options, self.settings.dtype)
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        if self.settings.data_ranks < world.size:
+        sharing = self.settings.mesh["sp"] * self.settings.mesh["tp"]
+        if sharing > 1:
             model.share(self.settings.config, world)
+        if self.settings.mesh.get("pp", 1) > 1:
+            make_stages(model, self.settings.config, world)
         self.engine = make_engine(model, self.settings, world)
-        self.data_rank = world.rank // (world.size // self.settings.data_ranks)
-        """ranks that share matrices or sequences are neighbours, and have one batch"""
+        self.data_rank = world.rank // sharing % self.settings.data_ranks
+        """ranks that share matrices or sequences are neighbours, stages of a pipeline are not; both have one batch"""
         self.summary = RunSummary(
             world_size=world.size,
             zero_stage=self.settings.config.zero_stage,
@@ -223,17 +232,8 @@ class Trainer:
     def train_step(self, step: int) -> StepRecord:
         before = self.engine.wire_report()
         start = time.monotonic()
-        loss_sum = 0.0
-        for micro_step in range(self.settings.accumulate):
-            loss = self.engine(*self.train_batch(step, micro_step))
-            self.sample_memory(step)  # activations are at their peak
-            self.engine.backward(loss)
-            self.sample_memory(step)  # gradients are
-            result = self.engine.step()
-            self.sample_memory(step)
-            loss_sum += loss.item()
+        result, mean_loss = self.step_of_pipeline(step) if self.engine.pipeline else self.step_of_rank(step)
         self.preempted = result.preempted
-        mean_loss = self.engine.average(loss_sum / self.settings.accumulate)
         seconds = time.monotonic() - start
         after = self.engine.wire_report()
         self.traffic = {kind: count + after[kind] - before[kind] for kind, count in self.traffic.items()}
@@ -246,6 +246,31 @@ class Trainer:
             seconds=seconds,
             skipped="" if result.committed else result.reason,
         )
+
+    def step_of_rank(self, step: int) -> tuple[zeroth.StepResult, float]:
+        """Its result, and the mean loss."""
+        loss_sum = 0.0
+        for micro_step in range(self.settings.accumulate):
+            loss = self.engine(*self.train_batch(step, micro_step))
+            self.sample_memory(step)  # activations are at their peak
+            self.engine.backward(loss)
+            self.sample_memory(step)  # gradients are
+            result = self.engine.step()
+            self.sample_memory(step)
+            loss_sum += loss.item()
+        return result, self.engine.average(loss_sum / self.settings.accumulate)
+
+    def step_of_pipeline(self, step: int) -> tuple[zeroth.StepResult, float]:
+        """The same; the actions of a step that is measured are run one by one."""
+        batches = (self.train_batch(step, micro_step) for micro_step in range(self.settings.accumulate))
+        if step > MEASURED_STEPS:
+            return self.engine.train_batch(batches)
+        with self.engine.pipeline_step(batches) as running:
+            for action in running.actions:
+                running.run(action)
+                if "SEND" not in action and "RECV" not in action:
+                    self.sample_memory(step)
+        return running.result
 
     def train_batch(self, step: int, micro_step: int) -> tuple[torch.Tensor, torch.Tensor]:
         text, seq = self.corpus.train, self.options.seq
@@ -280,13 +305,16 @@ class Trainer:
         windows = held_out_windows(len(text), seq, self.options.eval_windows)
         mine = windows[self.data_rank :: self.settings.data_ranks]
         most = -(-len(windows) // self.settings.data_ranks)
-        total = 0.0  # of the windows' mean losses
-        for begin in range(0, most, batch):
-            starts = mine[begin : begin + batch]
-            # A rank whose windows are used up runs one more for company, at no weight.
-            x_BT, y_BT = make_batch(text, starts or windows[:1], seq)
-            total += len(starts) * self.engine(x_BT, y_BT).item()
-        loss = self.engine.average(total) * self.settings.data_ranks / len(windows)
+        parts = [mine[begin : begin + batch] for begin in range(0, most, batch)]
+        # A rank whose windows are used up runs one more for company, at no weight.
+        batches = (make_batch(text, starts or windows[:1], seq) for starts in parts)
+        counts = [len(starts) for starts in parts]
+        if self.engine.pipeline:
+            loss = self.engine.eval_batch(batches, micro_batches=len(parts), weights=counts)
+        else:
+            losses = (self.engine(*batch).item() for batch in batches)
+            total = sum(count * loss for count, loss in zip(counts, losses, strict=True))  # of windows' mean losses
+            loss = self.engine.average(total) * self.settings.data_ranks / len(windows)
         summary = self.summary
         summary.validation_loss = loss
         summary.target_reached = self.target is not None and loss < self.target
@@ -303,7 +331,7 @@ class Trainer:
         text = bytearray(prompt)
         for i in range(self.options.sample):
             x_BT = torch.tensor([list(text[-self.options.seq :])])
-            logits_V = self.engine(x_BT)[0, -1].to(torch.float64)
+            logits_V = self.engine.outputs(x_BT)[0, -1].to(torch.float64)
             text.append(sample_index(logits_V.tolist(), self.options.temperature, unit_interval(mix64(key + i))))
         return bytes(text[len(prompt) :])
 
