@@ -2,8 +2,8 @@
 
 import contextlib
 import functools
-import itertools
 import json
+import math
 import os
 import sys
 import weakref
@@ -23,6 +23,9 @@ from zeroth._config import ConfigLike, to_config
 from zeroth._optimizer import Optimizer
 
 __all__ = ["Engine", "initialize"]
+
+if TYPE_CHECKING:
+    from zeroth.pipe.step import PipelineStep
 
 _Batch = TypeVar("_Batch")
 _END = object()
@@ -101,7 +104,7 @@ class Engine:
         _ending.follow(world)
         self._world: _C.World | None = world
         self._model = model
-        settings = to_config(config)
+        settings = _of_layer_list(model, to_config(config), world)
         announce = log_level in ("debug", "info")
         _parallelize(model, settings, world, announce)
         pipelined = _pipelined(model, settings, world, announce)
@@ -109,6 +112,7 @@ class Engine:
             found = _units.named_units(model, units)
         else:
             found = _units.find_units(model) if pipelined is None else dict(pipelined.units)
+        params = _built(model, params)
         hypers, group_of = _groups(model, params, settings.optimizer_type)
         later = _later(model, trainable_later)
         initial = _deferred.initial_of(model)
@@ -145,6 +149,7 @@ class Engine:
         self._steps = 0
         self._optimizer: Optimizer | None = None
         self._scheduler: Any = None
+        self._batch_fn: Callable[[Any], Any] | None = None
         self._group_members = _members(model, group_of, len(hypers), later)
         self._parameters = list(model.parameters())
         _owned.update(map(id, self._parameters))
@@ -198,6 +203,7 @@ class Engine:
         scale, so that a loss in float32 from float16 outputs keeps small gradients; those of parameters outside of the
         engine have the scale, too. May block for other ranks. Raises Error MODEL if `loss` does not require a
         gradient."""
+        self._refuse_of_pipeline("backward()")
         seen, first = self._core.open_backward(loss, gradient)
         try:
             loss.backward(first, retain_graph)  # type: ignore[no-untyped-call]
@@ -208,39 +214,122 @@ class Engine:
             raise
         self._core.close_backward(seen)
 
-    def train_batch(self, batches: Iterable[Any]) -> tuple[_C.StepResult, float]:
-        """One step of a pipeline (zeroth.mesh.pp): takes gradient_accumulation_steps micro-batches from `batches`, an
+    def train_batch(self, data_iter: Iterable[Any]) -> tuple[_C.StepResult, float]:
+        """One step of a pipeline (zeroth.mesh.pp): takes gradient_accumulation_steps micro-batches from `data_iter`, an
         iterator, runs this stage's part of the schedule, and updates. All stages of a pipeline are given the same
         micro-batches; batches differ over dp. Returns the result of the step and the mean loss, on all ranks.
 
         Without a pipeline it is a loop of forward, backward and step() over the micro-batches; the model returns its
         loss. Collective and blocking. Raises Error, and whatever the model raises: MISMATCH if there are too few
         micro-batches, or stages run different schedules; MODEL if the last chunk gives no loss."""
+        micro_steps = self._config.micro_steps(self._world_size)
         if self._pipeline is not None:
-            if self._optimizer is not None:
-                self._optimizer.push()
-            result, mean = self._pipeline.train_batch(batches)
-            return self._stepped(result), mean
-        losses: list[float] = []
-        for batch in _exactly(self._config.micro_steps(self._world_size), batches):
-            loss = _loss_of(self._called(batch))
-            self.backward(loss)
-            losses.append(loss.item())
+            self._push()
+            result, loss = self._pipeline.train_batch(self._of_user(data_iter))
+            return self._stepped(result), loss
+        total = 0.0
+        for batch in self._taken(data_iter, micro_steps):
+            own = _loss_of(self._called(batch))
+            self.backward(own)
+            total += own.item()
             result = self.step()
-        return result, self.average(sum(losses) / len(losses))
+        return result, self.average(total / micro_steps)
 
-    def eval_batch(self, batches: Iterable[Any], *, micro_batches: int | None = None) -> float:
+    def eval_batch(
+        self, data_iter: Iterable[Any], *, micro_batches: int | None = None, weights: Sequence[float] | None = None
+    ) -> float:
         """The mean loss over `micro_batches` micro-batches, default as many as train_batch() takes, without gradients,
-        on all ranks. Collective and blocking. Errors as there."""
-        if self._pipeline is not None:
-            return self._pipeline.eval_batch(batches, micro_batches)
+        on all ranks. `weights`: of this rank's micro-batches, from 0, the same on all stages of a pipeline, for a mean
+        over samples where micro-batches differ in size. Collective and blocking. Errors as there; USAGE for weights
+        that do not fit, or are 0 on all ranks."""
         count = self._config.micro_steps(self._world_size) if micro_batches is None else micro_batches
-        with torch.no_grad():
-            losses = [_loss_of(self._called(batch)).item() for batch in _exactly(count, batches)]
-        return self.average(sum(losses) / len(losses))
+        _require_weights(weights, count)
+        if self._pipeline is not None:
+            total = self._pipeline.eval_batch(self._of_user(data_iter), count, weights) * count
+        else:
+            with torch.no_grad():
+                losses = [_loss_of(self._called(batch)).item() for batch in self._taken(data_iter, count)]
+            total = self.average(
+                sum(loss * weight for loss, weight in zip(losses, weights or [1.0] * count, strict=True))
+            )
+        if weights is None:
+            return total / count
+        mean_weight = self.average(float(sum(weights)))
+        if mean_weight == 0.0:
+            raise _C.make_error("USAGE", "all micro-batches of an evaluation have weight 0", where="python.engine")
+        return total / mean_weight
 
-    def _called(self, batch: Any) -> Any:
+    def outputs(self, batch: Any) -> Any:
+        """What the whole model returns for one micro-batch, without gradients, on all ranks of a pipeline: logits, for
+        example. A loss_fn is not called, and labels for it may be left out. Through a pipeline the outputs are tensors,
+        plain values, and tuples, lists and dicts of them: output["logits"] of a model of transformers. Ranks with
+        batches of their own get their own outputs. Collective over all ranks, blocks. Wire: the outputs once to each
+        stage. Raises Error MODEL on all ranks for outputs that cannot be sent, and whatever the model raises."""
+        if self._pipeline is not None:
+            (made,) = self._of_user([batch])
+            return self._pipeline.outputs(made)
+        with torch.no_grad():
+            return self._called(next(iter(self._of_user([batch]))), loss=False)
+
+    def pipeline_step(self, data_iter: Iterable[Any]) -> "contextlib.AbstractContextManager[PipelineStep]":
+        """A step like train_batch(), whose actions the caller runs, with code of its own between them::
+
+            with engine.pipeline_step(batches) as step:
+                for action in step.actions:  # "0F0", "0SEND_F0", ...
+                    step.run(action)
+            result, loss = step.result
+
+        Collective and blocking. Raises Error as there, and USAGE for an action that is not the next one and for a step
+        that ends before its last action. A step that was left by an error cannot be continued: the pipeline refuses
+        further ones."""
+        if self._pipeline is None:
+            raise _C.make_error(
+                "USAGE",
+                "a model of one stage has no schedule",
+                where="python.engine",
+                which="pipeline_step()",
+                expected="zeroth.mesh.pp of 2 or more",
+                hint="engine(batch), engine.backward(loss) and engine.step() are its actions",
+            )
+        self._push()
+        return self._pipeline.step(self._of_user(data_iter), self._stepped)
+
+    def set_batch_fn(self, fn: Callable[[Any], Any] | None) -> None:
+        """`fn` makes micro-batches of what train_batch(), eval_batch(), outputs() and pipeline_step() are given; None
+        takes them as they are."""
+        self._batch_fn = fn
+
+    def is_first_stage(self) -> bool:
+        """Whether this rank has the first layers of the pipeline; True without one."""
+        return self._pipeline is None or self._pipeline.done.stage_of_chunk[0] == self._pipeline.done.stage
+
+    def is_last_stage(self) -> bool:
+        """Whether this rank has the last layers of the pipeline, and computes the loss; True without one."""
+        return self._pipeline is None or self._pipeline.done.stage_of_chunk[-1] == self._pipeline.done.stage
+
+    def _called(self, batch: Any, *, loss: bool = True) -> Any:
+        """What the model makes of a micro-batch, by itself or with its loss_fn."""
+        from zeroth.pipe.batches import parts_of  # it needs what this module needs
+        from zeroth.pipe.layer_list import LayerList
+
+        if isinstance(self._model, LayerList):
+            inputs, labels = parts_of(batch)
+            output = self(inputs)
+            loss_fn = getattr(self._model, "loss_fn", None)
+            return output if loss_fn is None or not loss else loss_fn(output, labels)
         return self(**batch) if isinstance(batch, dict) else self(*batch) if isinstance(batch, tuple) else self(batch)
+
+    def _of_user(self, data_iter: Iterable[Any]) -> Iterable[Any]:
+        return data_iter if self._batch_fn is None else map(self._batch_fn, data_iter)
+
+    def _taken(self, data_iter: Iterable[Any], count: int) -> list[Any]:
+        from zeroth.pipe.batches import take  # it needs what this module needs
+
+        return take(self._of_user(data_iter), count, where="python.engine", who=f"rank {self._rank}/{self._world_size}")
+
+    def _push(self) -> None:
+        if self._optimizer is not None:
+            self._optimizer.push()
 
     @property
     def pipeline(self) -> Any:
@@ -261,16 +350,18 @@ class Engine:
         return self._optimizer.step()  # type: ignore[no-any-return]
 
     def _step(self) -> _C.StepResult:
-        if self._optimizer is not None:
-            self._optimizer.push()
+        self._refuse_of_pipeline("step()")
+        self._push()
+        return self._stepped(self._core.step())
+
+    def _refuse_of_pipeline(self, what: str) -> None:
         if self._pipeline is not None:
             raise _C.make_error(
                 "USAGE",
-                "step() of a pipeline",
+                f"{what} of a pipeline",
                 where="python.engine",
                 hint="engine.train_batch(batches) runs forwards, backwards and the step in the order of its schedule",
             )
-        return self._stepped(self._core.step())
 
     def _stepped(self, result: _C.StepResult) -> _C.StepResult:
         if result.boundary:
@@ -386,8 +477,7 @@ class Engine:
     @property
     def learning_rates(self) -> list[float]:
         """Learning rates of the next update, one per parameter group. Local."""
-        if self._optimizer is not None:
-            self._optimizer.push()
+        self._push()
         rates = self._core.learning_rates
         return [rates[number] for number in self._group_members]
 
@@ -566,8 +656,7 @@ class Engine:
         save, and returns a SaveHandle; the rest follows behind the training. What fails then is raised on all ranks,
         once, by a later step(), save() or load(), or by the handle's wait(); that call has changed nothing and can be
         made again. close() and the end of the program finish the save."""
-        if self._optimizer is not None:
-            self._optimizer.push()
+        self._push()
         user = _state.to_json(
             {
                 "client": client_state,
@@ -735,6 +824,18 @@ def initialize(
     return engine, engine.optimizer if engine._core.trains else None, None, engine._scheduler
 
 
+def _require_weights(weights: Sequence[float] | None, count: int) -> None:
+    if weights is not None and (len(weights) != count or not all(0 <= weight < math.inf for weight in weights)):
+        raise _C.make_error(
+            "USAGE",
+            "weights do not fit the micro-batches of an evaluation",
+            where="python.engine",
+            which="weights",
+            expected=f"{count} finite numbers from 0",
+            got=str(list(weights)),
+        )
+
+
 _WRITERS: dict[int | str | None, int] = {None: -2, "all": -1}
 """of Engine.gathered(), as the engine numbers them"""
 
@@ -749,6 +850,24 @@ _NOT_TAKEN = {
     "mesh_param": "there is data parallelism only, over world=",
 }
 """further arguments of DeepSpeed's initialize(), and their place in Zeroth"""
+
+
+def _of_layer_list(model: nn.Module, config: _C.Config, world: _C.World) -> _C.Config:
+    """The configuration with the stages that the model asks for. Without stages all layers of a list are built."""
+    from zeroth.pipe.layer_list import LayerList  # it needs what this module needs
+    from zeroth.pipe.module_stages import with_stages
+
+    config = with_stages(model, config)
+    if isinstance(model, LayerList) and config.mesh(world.size).get("pp", 1) == 1:
+        model.build(0, len(model))
+    return config
+
+
+def _built(model: nn.Module, params: ParamGroups | None) -> ParamGroups | None:
+    """With the parameters that a list of layers has by now."""
+    from zeroth.pipe.module_stages import built_parameters  # it needs what this module needs
+
+    return None if params is None else built_parameters(model, params)
 
 
 def _parallelize(model: nn.Module, config: _C.Config, world: _C.World, announce: bool) -> None:
@@ -794,19 +913,6 @@ def _refuse_forward(runner: Any) -> Callable[[nn.Module, tuple[Any, ...]], None]
         )
 
     return hook
-
-
-def _exactly(count: int, batches: Iterable[Any]) -> list[Any]:
-    taken = list(itertools.islice(batches, count))
-    if len(taken) < count or count < 1:
-        raise _C.make_error(
-            "USAGE",
-            "there are too few micro-batches for a step",
-            where="python.engine",
-            expected=f"{count} (gradient_accumulation_steps)" if count > 0 else "at least 1",
-            got=str(len(taken)),
-        )
-    return taken
 
 
 def _loss_of(result: Any) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """What a model is for a pipeline: layers one after the other."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +24,9 @@ class Layer:
 
 class Chain(Protocol):
     """A model that can be run in layers. It is the user's, and called as before outside of run()."""
+
+    loss_fn: Callable[..., Any] | None
+    """called with the model's output and the labels of a micro-batch; None: the model's output is the result"""
 
     @property
     def model(self) -> nn.Module:

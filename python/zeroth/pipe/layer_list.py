@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from zeroth.parallel._refuse import refuse
 from zeroth.pipe import stashed
@@ -78,6 +79,8 @@ class LayerList(nn.Module):
         """what was given"""
         self._unbuilt: dict[str, tuple[LayerSpec, int]] = {}
         """specifications by the paths of their modules, and numbers of the layers"""
+        self._replaced: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+        """parameters that build() has replaced, by their ids, and the new ones"""
         if any(isinstance(layer, TiedLayerSpec) for layer in self.specs):
             self.add_module(_TIED, nn.ModuleDict())
         for number, layer in enumerate(self.specs):
@@ -145,16 +148,36 @@ class LayerList(nn.Module):
             assert path is not None
             spec, number = self._unbuilt.pop(path)
             parent, _, name = path.rpartition(".")
-            made = spec.build(self.seed_of(number), like=self.get_submodule(path), deferred=deferred)
+            like = self.get_submodule(path)
+            made = spec.build(self.seed_of(number), like=like, deferred=deferred)
+            for old, new in zip(like.parameters(), made.parameters(), strict=True):
+                self._replaced[id(old)] = old, new
             self.get_submodule(parent).add_module(name, made)
+
+    def built(self, parameter: nn.Parameter) -> nn.Parameter:
+        """What build() has put in the place of a parameter; else the parameter itself."""
+        old, new = self._replaced.get(id(parameter), (None, parameter))
+        return new if old is parameter else parameter
+
+    def modules_of(self, number: int) -> tuple[nn.Module, ...]:
+        """What the layer calls; of a function the modules that it holds."""
+        path = self.path_of(number)
+        if path is not None:
+            return (self.get_submodule(path),)
+        return tuple(one for one in tensors_in(self.specs[number]) if isinstance(one, nn.Module))
+
+    def run(self, first: int, last: int, value: Any, held: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Layers first..last-1, with what is stashed before them, and after them."""
+        with stashed.stashing(held) as stash:
+            for number in range(first, last):
+                value = call_layer(self.function_of(number), value)
+        return value, stash.values
 
     def forward(self, inputs: Any) -> Any:
         """All layers, which have to be built."""
-        with stashed.stashing() as held:
-            for number in range(len(self)):
-                inputs = call_layer(self.function_of(number), inputs)
-            held.require_empty()
-        return inputs
+        value, held = self.run(0, len(self), inputs, {})
+        stashed.Stash(held).require_empty()
+        return value
 
 
 class PipelineModule(LayerList):
@@ -201,3 +224,21 @@ class PipelineModule(LayerList):
         self.partition_method = partition_method
         self.activation_checkpoint_interval = activation_checkpoint_interval
         self.checkpointable_layers = None if checkpointable_layers is None else tuple(checkpointable_layers)
+
+    def run(self, first: int, last: int, value: Any, held: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Layers first..last-1; each `activation_checkpoint_interval` of them are recomputed in backward."""
+        step = self.activation_checkpoint_interval or last - first
+        for begin in range(first, last, step):
+            end = min(begin + step, last)
+            part = functools.partial(super().run, begin, end)
+            if self.activation_checkpoint_interval and self._is_recomputed(begin, end):
+                value, held = checkpoint(part, value, held, use_reentrant=False)
+            else:
+                value, held = part(value, held)
+        return value, held
+
+    def _is_recomputed(self, first: int, last: int) -> bool:
+        modules = [self.modules_of(number) for number in range(first, last)]
+        if self.checkpointable_layers is None:
+            return any(modules)
+        return all(bool(own) and type(own[0]).__name__ in self.checkpointable_layers for own in modules)

@@ -1,13 +1,11 @@
 """A list of layers as a chain."""
 
-import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from zeroth.parallel._refuse import refuse
 from zeroth.pipe import stashed
@@ -27,11 +25,8 @@ class ListChain:
 
     def __init__(self, model: nn.Module, loss_fn: Callable[..., Any] | None) -> None:
         self.model = model
-        pipeline = model if isinstance(model, PipelineModule) else None
-        self.loss_fn = loss_fn or (pipeline.loss_fn if pipeline is not None else None)
+        self.loss_fn = loss_fn or (model.loss_fn if isinstance(model, PipelineModule) else None)
         self.notes: tuple[str, ...] = ()
-        self._interval = 0 if pipeline is None else pipeline.activation_checkpoint_interval
-        self._checkpointable = None if pipeline is None else pipeline.checkpointable_layers
         self._list = model if isinstance(model, LayerList) else None
         self._names = tuple(model._modules if self._list is None else map(str, range(len(self._list))))
         if not self._names:
@@ -57,10 +52,7 @@ class ListChain:
         if self._list is None:
             module = self.model._modules[self._names[number]]
             return () if module is None else (module,)
-        path = self._list.path_of(number)
-        if path is not None:
-            return (self._list.get_submodule(path),)
-        return tuple(one for one in tensors_in(self._list.specs[number]) if isinstance(one, nn.Module))
+        return self._list.modules_of(number)
 
     def _uses(self) -> dict[str, tuple[int, ...]]:
         layers: defaultdict[int, set[int]] = defaultdict(set)
@@ -94,37 +86,15 @@ class ListChain:
         require_range(first, last, self._names, values)
         inputs, labels = parts_of(batch)
         value, held = (inputs, {}) if first == 0 else stashed.unpacked(values)
-        step = self._interval or last - first
-        for begin in range(first, last, step):
-            part = functools.partial(self._run, begin, min(begin + step, last))
-            if self._interval and self._is_recomputed(begin, min(begin + step, last)):
-                value, held = checkpoint(part, value, held, use_reentrant=False)
-            else:
-                value, held = part(value, held)
+        if self._list is not None:
+            value, held = self._list.run(first, last, value, held)
+        else:
+            with stashed.stashing(held) as stash:
+                for name in self._names[first:last]:
+                    value = call_layer(cast("nn.Module", self.model._modules[name]), value)
+            held = stash.values
         rest = stashed.Stash(held)
         if last < len(self._names):
             return stashed.packed(value, rest)
         rest.require_empty()
         return value if self.loss_fn is None else self.loss_fn(value, labels)
-
-    def _run(self, first: int, last: int, value: Any, held: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        with stashed.stashing(held) as stash:
-            for number in range(first, last):
-                value = self._call(number, value)
-        return value, stash.values
-
-    def _call(self, number: int, value: Any) -> Any:
-        if self._list is not None:
-            function: Any = self._list.function_of(number)
-        else:
-            function = self.model._modules[self._names[number]]
-        return call_layer(function, value)
-
-    def _is_recomputed(self, first: int, last: int) -> bool:
-        if self._checkpointable is not None:
-            return all(self._kind(number) in self._checkpointable for number in range(first, last))
-        return any(self._modules(number) for number in range(first, last))
-
-    def _kind(self, number: int) -> str:
-        modules = self._modules(number)
-        return type(modules[0]).__name__ if modules else ""

@@ -13,14 +13,13 @@ from zeroth.parallel._refuse import refuse
 from zeroth.pipe.block_chain import BlockChain
 from zeroth.pipe.chain import Chain
 from zeroth.pipe.make_chain import build, chain_of
+from zeroth.pipe.module_stages import split_of, with_stages
 from zeroth.pipe.partition import partition
 
 __all__ = ["Pipelined", "pipeline", "pipelined_of"]
 
 _WHERE = "pipe.pipeline"
 _MARK = "_zeroth_pipeline"
-_SPLITS = {"balanced": "auto"}
-"""names of zeroth.pipeline.split that partition() calls otherwise"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,9 +101,10 @@ def pipeline(
     model that is not cut yet; call it before for a loss function or another cut, or to see it:
     print(zeroth.pipeline(...)).
 
-    `model`: see chain_of(). `split`: see partition(); None: zeroth.pipeline.split of the configuration. `loss_fn`: for
-    models without a loss of their own. `sample`: a batch to look at models that are none of transformers'. `speeds`,
-    `weights`: see partition().
+    `model`: see chain_of(); the num_stages of a PipelineModule is the configuration's zeroth.mesh.pp. `split`: see
+    partition(); None: the partition_method of a PipelineModule, or zeroth.pipeline.split of the configuration.
+    `loss_fn`: for models without a loss of their own. `sample`: a batch to look at models that are none of
+    transformers'. `speeds`, `weights`: see partition().
 
     Parameters of other stages keep their names and become empty on this rank; engine.full(name), state_dict(), saves
     and loads are those of the whole model. A weight that several stages use is on each of them, and its gradients are
@@ -112,7 +112,7 @@ def pipeline(
 
     Collective and blocking. Raises Error, before the model is changed: MODEL for a model that cannot be cut; CONFIG for
     a mesh that does not fit the ranks, or has one stage; USAGE."""
-    settings = to_config(config)
+    settings = with_stages(model, to_config(config))
     if world is None:
         world = _C.World.from_environment()
     axes = settings.mesh(world.size)
@@ -141,9 +141,7 @@ def pipeline(
         keys["schedule"], axes["pp"], micro_batches, chunks=keys["chunks"], unshard=keys["unshard"]
     )
     stage_of_chunk = _C.rank_of_chunk(program)
-    bounds = partition(
-        chain, len(stage_of_chunk), split or _SPLITS.get(keys["split"], keys["split"]), weights=weights, speeds=speeds
-    )
+    bounds = partition(chain, len(stage_of_chunk), split or split_of(chain.model, keys), weights=weights, speeds=speeds)
     mesh = world.mesh(axes, settings)
     stage = mesh.coordinate("pp")
     for chunk, owner in enumerate(stage_of_chunk):

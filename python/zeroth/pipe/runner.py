@@ -1,24 +1,22 @@
 """The steps of a pipeline: feeds micro-batches to the executor, and runs chunks of the model for it."""
 
 import contextlib
-import functools
-import itertools
-import json
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from zeroth import _C
 from zeroth.parallel._refuse import refuse
+from zeroth.pipe.batches import take
 from zeroth.pipe.pipeline import Pipelined, units_of_chunks
+from zeroth.pipe.step import PipelineStep, StepEnd
+from zeroth.pipe.values import Tensors, flat, nested, shared
 
 __all__ = ["Runner", "loss_of"]
 
 _WHERE = "pipe.runner"
-_Tensors = list[torch.Tensor | None]
 
 
 class Runner:
@@ -26,14 +24,19 @@ class Runner:
 
     def __init__(self, core: _C.Engine, done: Pipelined) -> None:
         self.done = done
+        self._device = core.device
         self._batches: list[Any] = []
-        self.output: Any = None
-        """what the last chunk's last forward returned, on ranks that have it"""
         self.runs = False
         """a chunk, so a call of the model is the chain's"""
+        self._weights: Sequence[float] | None = None
+        """of the micro-batches of an evaluation"""
+        self._output: list[Any] | None = None
+        """where the last chunk puts what the model returns, in the place of its loss"""
+        self._left = ""
+        """the action before which a step was left"""
         me = weakref.ref(self)
 
-        def forward(chunk: int, micro_batch: int, tensors: _Tensors, structure: str) -> tuple[_Tensors, str]:
+        def forward(chunk: int, micro_batch: int, tensors: Tensors, structure: str) -> tuple[Tensors, str]:
             runner = me()
             assert runner is not None
             return runner._forward(chunk, micro_batch, tensors, structure)
@@ -52,44 +55,84 @@ class Runner:
         with self._given(batches, self.done.micro_batches):
             return self.core.train_batch()
 
-    def eval_batch(self, batches: Iterable[Any], micro_batches: int | None) -> float:
-        """See Engine.eval_batch()."""
-        count = self.done.micro_batches if micro_batches is None else micro_batches
+    def eval_batch(self, batches: Iterable[Any], count: int, weights: Sequence[float] | None) -> float:
+        """The mean over `count` micro-batches, and over the ranks with batches of their own, of the loss; with
+        `weights` of the loss times its weight."""
         with self._given(batches, count):
+            self._weights = weights
             return self.core.eval_batch(count)
+
+    def outputs(self, batch: Any) -> Any:
+        """See Engine.outputs()."""
+        chain, kept = self.done.chain, []  # type: ignore[var-annotated]
+        loss_fn = chain.loss_fn
+        with self._given([batch], 1):
+            try:
+                self._output = kept
+                if loss_fn is not None:  # which also says what a micro-batch is, so it is not None
+                    chain.loss_fn = _output_of
+                self.core.eval_batch(1)
+            finally:
+                chain.loss_fn, self._output = loss_fn, None
+        root = self.done.stage_of_chunk[-1]
+        return shared(kept[0] if kept else None, root, self.done.mesh.axis("pp"), self._device)
+
+    @contextlib.contextmanager
+    def step(self, batches: Iterable[Any], end: StepEnd) -> Iterator[PipelineStep]:
+        """See Engine.pipeline_step(). `end` is told the result."""
+        with self._given(batches, self.done.micro_batches):
+            step = PipelineStep(self.core, end)
+            try:
+                yield step
+                step.result  # noqa: B018  # it ends the step
+            except BaseException:
+                self._left = step.expected
+                raise
 
     @contextlib.contextmanager
     def _given(self, batches: Iterable[Any], count: int) -> Iterator[None]:
         """The micro-batches of the step that runs inside."""
-        self._batches = list(itertools.islice(batches, count))
+        if self._left:
+            refuse(
+                "an earlier step of the pipeline was left before its end",
+                where=_WHERE,
+                who=self._who,
+                which=self._left,
+                expected="all actions of a step",
+                hint="close() the engine and go on from a checkpoint: the other stages have run another part of it",
+            )
+        self._batches = take(batches, count, where=_WHERE, who=self._who)
         try:
-            if len(self._batches) < count:
-                refuse(
-                    "a stage of the pipeline has too few micro-batches for a step",
-                    code="MISMATCH",
-                    where=_WHERE,
-                    who=f"stage {self.done.stage} of {self.done.mesh.size('pp')}",
-                    which=f"micro-batch {len(self._batches)}",
-                    expected=f"{count} micro-batches",
-                    got=str(len(self._batches)),
-                    hint="give every stage of a pipeline the same micro-batches, gradient_accumulation_steps a step",
-                )
             yield
         finally:
-            self._batches = []
+            self._batches, self._weights = [], None
 
-    def _forward(self, chunk: int, micro_batch: int, tensors: _Tensors, structure: str) -> tuple[_Tensors, str]:
+    @property
+    def _who(self) -> str:
+        return f"stage {self.done.stage} of {self.done.mesh.size('pp')}"
+
+    def _forward(self, chunk: int, micro_batch: int, tensors: Tensors, structure: str) -> tuple[Tensors, str]:
         first, last = self.done.bounds[chunk], self.done.bounds[chunk + 1]
-        values = None if chunk == 0 else _nested(tensors, structure)
+        values = None if chunk == 0 else nested(tensors, structure)
         self.runs = True
         try:
             result = self.done.chain.run(first, last, values, self._batches[micro_batch])
         finally:
             self.runs = False
         if chunk + 1 < len(self.done.stage_of_chunk):
-            return _flat(result)
-        self.output = result
-        return [loss_of(result)], ""
+            return flat(result)
+        if self._output is not None:
+            self._output.append(result)
+            return [torch.zeros(())], ""
+        loss = loss_of(result)
+        if loss is not None and self._weights is not None:
+            loss = loss.double() * self._weights[micro_batch]
+        return [loss], ""
+
+
+def _output_of(output: Any, labels: Any) -> Any:
+    """In the place of a loss_fn."""
+    return output
 
 
 def loss_of(result: Any) -> torch.Tensor | None:
@@ -100,53 +143,3 @@ def loss_of(result: Any) -> torch.Tensor | None:
     if loss is None and isinstance(result, (tuple, list)) and result and isinstance(result[0], torch.Tensor):
         loss = result[0]
     return loss if isinstance(loss, torch.Tensor) else None
-
-
-# --- values between chunks ------------------------------------------------------------------------------------------
-#
-# A single tensor has the structure "". Else the structure is a JSON document: the tree of torch's pytree, and for each
-# leaf that is no tensor its value.
-
-_PLAIN = (type(None), bool, int, float, str)
-
-
-def _flat(values: Any) -> tuple[_Tensors, str]:
-    if isinstance(values, torch.Tensor):
-        return [values], ""
-    leaves, tree = pytree.tree_flatten(values)
-    tensors: _Tensors = []
-    plain: list[list[Any]] = []
-    for leaf in leaves:
-        if isinstance(leaf, torch.Tensor):
-            tensors.append(leaf)
-            continue
-        if not isinstance(leaf, _PLAIN):
-            refuse(
-                "a value between two chunks cannot be sent",
-                code="MODEL",
-                where=_WHERE,
-                which=type(leaf).__name__,
-                expected="tensors, None, numbers, strings, and tuples, lists and dicts of them",
-            )
-        plain.append([len(tensors) + len(plain), leaf])
-    return tensors, json.dumps([_text_of(tree), plain])
-
-
-def _nested(tensors: _Tensors, structure: str) -> Any:
-    if structure == "":
-        return tensors[0]
-    text, plain = json.loads(structure)
-    leaves: list[Any] = list(tensors)
-    for position, value in plain:
-        leaves.insert(position, value)
-    return pytree.tree_unflatten(leaves, _tree_of(text))
-
-
-@functools.lru_cache(maxsize=64)
-def _text_of(tree: pytree.TreeSpec) -> str:
-    return pytree.treespec_dumps(tree)
-
-
-@functools.lru_cache(maxsize=64)
-def _tree_of(text: str) -> pytree.TreeSpec:
-    return pytree.treespec_loads(text)

@@ -1,0 +1,81 @@
+"""What a PipelineModule says of the pipeline that it is in, beside the configuration."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from zeroth._config import Config, ConfigOverride
+from zeroth.parallel._refuse import refuse
+from zeroth.pipe.layer_list import LayerList, PipelineModule
+
+__all__ = ["built_parameters", "split_of", "with_stages"]
+
+_WHERE = "pipe.PipelineModule"
+_SPLITS = {"balanced": "auto"}
+"""names of zeroth.pipeline.split that partition() calls otherwise"""
+_DEFAULT_SPLIT = "balanced"
+_DEFAULT_METHOD = "parameters"
+
+
+def with_stages(model: Any, config: Config) -> Config:
+    """The configuration with the stages that a PipelineModule asks for. Raises Error CONFIG if it says others; a
+    zeroth.mesh.pp of 1 counts as not said."""
+    wanted = model.num_stages if isinstance(model, PipelineModule) else None
+    stages = json.loads(config.to_json())["zeroth"]["mesh"]["pp"]
+    if wanted is None or wanted == stages:
+        return config
+    if stages != 1 or isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
+        refuse(
+            "a model and the configuration differ in the number of stages",
+            code="CONFIG",
+            where=_WHERE,
+            which="num_stages and zeroth.mesh.pp",
+            expected=f"num_stages={stages}, or None",
+            got=f"num_stages={wanted!r}",
+            hint="leave one of them out",
+        )
+    more = [ConfigOverride("/zeroth/mesh/pp", wanted, "num_stages of the PipelineModule")]
+    return Config.from_json(config.to_json(), "the configuration", more)
+
+
+def split_of(model: Any, keys: Mapping[str, Any]) -> str:
+    """How partition() is to cut the model. `keys`: Config.pipeline. Raises Error CONFIG if a PipelineModule's
+    partition_method and zeroth.pipeline.split are both said, and differ."""
+    configured = str(keys["split"])
+    split = _SPLITS.get(configured, configured)
+    if not isinstance(model, PipelineModule):
+        return split
+    method = model.partition_method.lower() if model.partition_method[:5].lower() != "type:" else model.partition_method
+    if configured == _DEFAULT_SPLIT:
+        return method
+    if method not in (_DEFAULT_METHOD, split):
+        refuse(
+            "a model and the configuration split in different ways",
+            code="CONFIG",
+            where=_WHERE,
+            which="partition_method and zeroth.pipeline.split",
+            expected=split,
+            got=model.partition_method,
+            hint="leave one of them out",
+        )
+    return split
+
+
+def built_parameters(model: nn.Module, params: Iterable[Any]) -> list[Any]:
+    """Parameters, pairs of name and parameter, or groups of them, as Engine takes them, that were made from a list of
+    layers before it was built."""
+
+    def built(one: Any) -> Any:
+        if isinstance(one, Mapping):
+            members = one["params"]
+            return {
+                **one,
+                "params": built_parameters(model, [members] if isinstance(members, nn.Parameter) else members),
+            }
+        if isinstance(one, tuple):
+            return one[0], built(one[1])
+        return model.built(one) if isinstance(model, LayerList) else one
+
+    return [built(one) for one in params]
