@@ -12,6 +12,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -76,15 +77,18 @@ void bind_pipeline(py::module_& module) {
 
   py::class_<Pipeline>(module, "Pipeline")
       .def(py::init([](const py::object& engine, const py::object& stages, const std::string& program,
-                       std::vector<std::vector<int>> units, py::function forward, const py::object& copies) {
+                       std::vector<std::vector<int>> units, py::function forward, const py::object& copies,
+                       std::map<std::string, int> buffer_owners) {
              return std::make_unique<Pipeline>(engine_base_of(engine), rank_group_of(stages).communicator(),
                                                libtorch::PipelineOptions{.program = parse_program(program),
                                                                          .units = std::move(units),
                                                                          .forward = forward_of(std::move(forward)),
+                                                                         .buffer_owners = std::move(buffer_owners),
                                                                          .copies = communicator_of(copies)});
            }),
            py::arg("engine"), py::arg("stages"), py::arg("program"), py::arg("units"), py::arg("forward"),
-           py::arg("copies") = py::none(), py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
+           py::arg("copies") = py::none(), py::arg("buffer_owners") = std::map<std::string, int>(),
+           py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
       .def("train_batch",
            [](Pipeline& self) {
              const Pipeline::Result result = [&] {

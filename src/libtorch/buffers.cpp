@@ -108,8 +108,10 @@ void require_same_now(const ModelDescription& model, const Communicator& communi
   if (!counts.empty()) communicator.all_reduce(std::span(counts));
 }
 
-/// Rank 0's values of these buffers in one message. `chosen`: one a buffer, alike on all ranks.
-void send_as_one(const ModelDescription& model, const std::vector<bool>& chosen, const Communicator& communicator) {
+/// The values that rank `owner` has of its buffers among these, in one message. `chosen`: one a buffer, alike on all
+/// ranks.
+void send_as_one(const ModelDescription& model, const std::vector<bool>& chosen, int owner,
+                 const Communicator& communicator) {
   struct Sent {
     at::Tensor base;
     at::Tensor dense;
@@ -118,6 +120,8 @@ void send_as_one(const ModelDescription& model, const std::vector<bool>& chosen,
   std::size_t bytes = 0;
   for (std::size_t index = 0; index < model.buffers.size(); ++index) {
     const at::Tensor& buffer = model.buffers[index].tensor;
+    const auto found = model.buffer_owners.find(model.buffers[index].name);
+    if ((found == model.buffer_owners.end() ? 0 : found->second) != owner) continue;
     if (!chosen[index] || !buffer.defined() || buffer.nbytes() == 0) continue;
     const at::Tensor base = base_of(buffer);
     sent.push_back({base, base.to(at::kCPU).contiguous()});
@@ -132,15 +136,22 @@ void send_as_one(const ModelDescription& model, const std::vector<bool>& chosen,
       offset += one.dense.nbytes();
     }
   };
-  if (communicator.rank() == 0)
+  if (communicator.rank() == owner)
     each([](const Sent& one, std::uint8_t* at) { std::memcpy(at, one.dense.const_data_ptr(), one.dense.nbytes()); });
-  communicator.broadcast(std::span(slab), 0);
-  if (communicator.rank() == 0) return;
+  communicator.broadcast(std::span(slab), owner);
+  if (communicator.rank() == owner) return;
   each([](const Sent& one, const std::uint8_t* at) {
     std::memcpy(one.dense.mutable_data_ptr(), at, one.dense.nbytes());
     // Without autograd's count where that can be: graphs of forwards before this one may have saved the buffer.
     if (one.dense.const_data_ptr() != one.base.const_data_ptr()) one.base.copy_(one.dense);
   });
+}
+
+/// A message of each owner.
+void send_chosen(const ModelDescription& model, const std::vector<bool>& chosen, const Communicator& communicator) {
+  std::set<int> owners{0};
+  for (const auto& [name, owner] : model.buffer_owners) owners.insert(owner);
+  for (const int owner : owners) send_as_one(model, chosen, owner, communicator);
 }
 
 }  // namespace
@@ -175,7 +186,7 @@ void send_buffers(const ModelDescription& model, const Communicator& communicato
   const at::NoGradGuard no_grad;
   std::vector<std::int64_t> none;
   require_same_now(model, communicator, none);
-  send_as_one(model, std::vector<bool>(model.buffers.size(), true), communicator);
+  send_chosen(model, std::vector<bool>(model.buffers.size(), true), communicator);
 }
 
 bool has_statistics(const ModelDescription& model) {
@@ -189,7 +200,7 @@ void send_changed_buffers(const ModelDescription& model, const std::vector<bool>
   const at::NoGradGuard no_grad;
   std::vector<std::int64_t> counts(changed.begin(), changed.end());
   require_same_now(model, communicator, counts);
-  send_as_one(model, {counts.begin(), counts.end()}, communicator);
+  send_chosen(model, {counts.begin(), counts.end()}, communicator);
 }
 
 }  // namespace zeroth::libtorch

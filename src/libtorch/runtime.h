@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -77,6 +78,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void drop(const UnitUse& use) noexcept;  ///< instead of end(), for a forward that failed
   void replace_buffer(std::size_t index, at::Tensor tensor) { model_.buffers.at(index).tensor = std::move(tensor); }
   void set_buffers(std::vector<NamedBuffer> buffers) { model_.buffers = std::move(buffers); }
+  void set_buffer_owners(std::map<std::string, int> owners) { model_.buffer_owners = std::move(owners); }
   [[nodiscard]] bool shares_buffers() const;  ///< share_buffers() would
   [[nodiscard]] bool step_shares_buffers() const;
   /// Collective: rank 0's values of what has changed since the last call.

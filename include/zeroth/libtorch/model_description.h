@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -45,6 +46,9 @@ struct ModelDescription {
   std::vector<ParamAxes> axes{};      ///< one per spec
   std::vector<UnitSpec> units{};      ///< 0: root; then one per identity, in the order of the paths
   std::vector<NamedBuffer> buffers{};
+  /// By name: the rank whose values of a buffer all ranks get, where it is not rank 0: the first one of a stage of a
+  /// pipeline that uses it. The same on all ranks.
+  std::map<std::string, int> buffer_owners{};
 };
 
 /// Index of a parameter's group: 0 is the configuration's group, EngineOptions::groups begin at 1.

@@ -20,6 +20,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -44,6 +45,8 @@ struct PipelineOptions {
   /// rank's chunks are read.
   std::vector<std::vector<int>> units{};
   ChunkForward forward{};
+  /// See ModelDescription::buffer_owners: buffers that forwards of other stages than rank 0's write.
+  std::map<std::string, int> buffer_owners{};
   /// Ranks of a stage that compute the same values, as those of tensor parallelism do: each sends its slice of large
   /// tensors to its counterpart, where they are gathered. For stages on different nodes. None: tensors are sent whole.
   std::optional<Communicator> copies{};

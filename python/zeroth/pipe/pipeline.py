@@ -223,3 +223,18 @@ def units_of_chunks(done: Pipelined, units: Sequence[tuple[str, bool, Sequence[s
         for chunk in sorted({chunk for name in names for chunk in chunks[name]}):
             found[chunk].append(number)
     return found
+
+
+def owners_of_buffers(done: Pipelined) -> dict[str, int]:
+    """The rank whose values of a buffer count, the first one of the first stage that uses it; without those that rank 0
+    uses."""
+    sizes = done.mesh.sizes
+    ranks_of_stage = 1
+    for axis, size in sizes.items():
+        ranks_of_stage *= 1 if axis == "pp" else size
+    owners = {}
+    for name, _ in done.chain.model.named_buffers():
+        stages = sorted({done.stage_of_chunk[chunk] for chunk in done.chunks_of_parameter(name)})
+        if stages and stages[0] > 0:
+            owners[name] = stages[0] * ranks_of_stage  # pp is the mesh's outermost axis
+    return owners

@@ -10,7 +10,7 @@ import torch
 from zeroth import _C
 from zeroth.parallel._refuse import refuse
 from zeroth.pipe.batches import take
-from zeroth.pipe.pipeline import Pipelined, units_of_chunks
+from zeroth.pipe.pipeline import Pipelined, owners_of_buffers, units_of_chunks
 from zeroth.pipe.step import PipelineStep, StepEnd
 from zeroth.pipe.values import Tensors, flat, nested, shared
 
@@ -48,6 +48,7 @@ class Runner:
             units_of_chunks(done, core.units),
             forward,
             done.mesh.axis("tp") if done.sends_slices else None,
+            owners_of_buffers(done),
         )
 
     def train_batch(self, batches: Iterable[Any]) -> tuple[_C.StepResult, float]:

@@ -84,6 +84,7 @@ class Pipeline::Impl {
     verify(options_.program);
     require_fits();
     digest_ = digest64(to_text(options_.program));
+    runtime_->set_buffer_owners(options_.buffer_owners);
     std::vector<int> forwards(runtime_->core().layout().units.size(), 0);
     for (const int chunk : options_.program.chunks_of(stages_.rank())) {
       for (const int unit : units_of(chunk)) ++forwards.at(static_cast<std::size_t>(unit));
