@@ -68,6 +68,27 @@ class WithoutParameters {
   Runtime& runtime_;
 };
 
+/// What Pipeline::Impl::run() knows.
+bool runs(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::kForward:
+    case ActionKind::kBackward:
+    case ActionKind::kBackwardInput:
+    case ActionKind::kBackwardWeight:
+    case ActionKind::kSendForward:
+    case ActionKind::kRecvForward:
+    case ActionKind::kSendBackward:
+    case ActionKind::kRecvBackward:
+    case ActionKind::kUnshard:
+    case ActionKind::kReshard:
+    case ActionKind::kReduce:
+    case ActionKind::kStep:
+      return true;
+    default:
+      return false;
+  }
+}
+
 bool is_last_of_backward(ActionKind kind) {
   return kind == ActionKind::kBackward || kind == ActionKind::kBackwardWeight;
 }
@@ -213,6 +234,14 @@ class Pipeline::Impl {
               .which = program.schedule,
               .expected = std::to_string(program.chunks()),
               .got = std::to_string(options_.units.size())});
+    for (const std::vector<Action>& list : program.actions) {
+      const auto other = std::ranges::find_if_not(list, [](const Action& one) { return runs(one.kind); });
+      ZR_CHECK(other == list.end() && !program.inexact, ErrorCode::kUsage,
+               "the program can be read and simulated, and not run yet",
+               {.where = kWhere,
+                .which = other == list.end() ? program.schedule + ", which is inexact" : to_text(*other),
+                .expected = "F, B, I, W, messages, UNSHARD, RESHARD, REDUCE and STEP"});
+    }
     ZR_CHECK(static_cast<bool>(options_.forward), ErrorCode::kUsage, "a pipeline without a forward", {.where = kWhere});
   }
 
