@@ -330,6 +330,7 @@ void Engine::begin_part(const BackwardPart& part) {
 
 StepResult Engine::step_all() {
   micro_step_ = settings_.micro_steps - 1;
+  backwards_ = settings_.micro_steps;  // in how many parts is the front end's affair
   return step();
 }
 

@@ -80,7 +80,7 @@ TABLES["eight"] = [
     Row("llama", 2, "zb-v", micro=2, stage=2, tp=2, policy="per_step"),
 ]
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipev")
-for ranks in (2, 3):
+for ranks in (2, 3, 4):
     TABLES[f"schedules {ranks}"] = [
         Row(
             ("llama", "gpt2", "qwen2")[number % 3],
@@ -92,6 +92,16 @@ for ranks in (2, 3):
         )
         for number, schedule in enumerate(SCHEDULES)
     ]
+TABLES["few 2"] = [
+    Row("llama", 2, micro=3, stage=1, policy="per_step"),
+    Row("qwen2", 2, "zb-v", micro=2, stage=2, clip=0.1),
+    Row("gpt2", 2, "interleaved", micro=4, stage=0, policy="per_step"),
+]
+TABLES["few 4"] = [
+    Row("gpt2", 2, "zb-h1", micro=2, stage=3, policy="per_step", unshard="step"),
+    Row("qwen2", 2, micro=2, stage=3, tp=2, clip=0.1),
+    Row("llama", 2, "gpipe", micro=2, stage=1, sp=2),
+]
 TABLES["grid"] = [
     Row("gpt2", 2, schedule, micro=micro, stage=(number + micro) % 4, policy=("per_step", "per_micro_step")[micro % 2])
     for number, schedule in enumerate(SCHEDULES)

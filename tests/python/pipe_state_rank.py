@@ -24,11 +24,11 @@ def digest(weights: dict[str, torch.Tensor]) -> str:
 
 
 def engine_of(world: zeroth.World, pp: int, schedule: str) -> zeroth.Engine:
-    row = Row("qwen2", pp, schedule, micro=4)  # its head is its embedding
+    known = schedule not in ("none", "deferred")
+    row = Row("qwen2", pp, schedule if known else "1f1b", micro=4)  # its head is its embedding
     config = config_of(row, 1 if pp > 1 else 2)
     model = zeroth.deferred(lambda: made("qwen2")) if schedule == "deferred" else made("qwen2")
     if pp > 1:
-        config["zeroth"]["pipeline"]["schedule"] = "1f1b" if schedule == "deferred" else schedule  # type: ignore[index]
         zeroth.pipeline(model, config, world=world, loss_fn=loss_fn)
     return zeroth.Engine(model, config, world=world, log_level="warning")
 
