@@ -312,8 +312,9 @@ class Trainer:
         if self.engine.pipeline:
             loss = self.engine.eval_batch(batches, micro_batches=len(parts), weights=counts)
         else:
-            losses = (self.engine(*batch).item() for batch in batches)
-            total = sum(count * loss for count, loss in zip(counts, losses, strict=True))  # of windows' mean losses
+            total = 0.0  # of the windows' mean losses
+            for count, (x_BT, y_BT) in zip(counts, batches, strict=True):
+                total += count * self.engine(x_BT, y_BT).item()
             loss = self.engine.average(total) * self.settings.data_ranks / len(windows)
         summary = self.summary
         summary.validation_loss = loss

@@ -50,6 +50,11 @@ TABLES = {
         Row("qwen2", 2, micro=1, stage=3, clip=0.1),
         Row("llama", 2, "interleaved", stage=2, chunks=2, policy="per_step"),
     ],
+    "few": [
+        Row("gpt2", 2, "zb-v", micro=3, stage=3, policy="per_step"),
+        Row("llama", 2, "dualpipev", micro=5, stage=1, clip=0.1),
+        Row("qwen2", 2, "zb-h1", micro=2, stage=2, policy="per_step"),
+    ],
     "three": [
         Row("gpt2", 3, micro=2, stage=2, policy="per_step", clip=0.1),
     ],

@@ -1,9 +1,16 @@
-"""Models in the stages of a pipeline train as on one process: every schedule, ZeRO stage and axis of the mesh."""
+"""Models in the stages of a pipeline: every schedule and ZeRO stage against one process; what an engine of a pipeline
+can do beside train_batch(); the trainer examples/gpt and examples/pipeline."""
 
 from __future__ import annotations
 
+import json
+import os
+import pathlib
+import re
+import subprocess
 import tempfile
 import unittest
+from typing import Any
 
 import forked
 import job
@@ -13,41 +20,48 @@ from pipe_errors import Errors
 forked.preload(
     "transformers",
     "transformers.generation",
-    *(f"transformers.models.{name}.modeling_{name}" for name in ("llama", "gpt2", "qwen2")),
+    *(f"transformers.models.{name}.modeling_{name}" for name in ("llama", "qwen2", "gpt2")),
 )
-
 __all__ = ["Errors"]
+EXAMPLES = job.HERE.parents[1] / "examples"
+TRAIN = EXAMPLES / "gpt/train.py"
+EXAMPLE = EXAMPLES / "pipeline/train.py"
 
 
-class Trainings(job.RankTest):
-    def test_few_rows_on_two_ranks(self) -> None:
-        self.run_well(2, "pipe_rank.py", "few 2")
+class Schedules(job.RankTest):
+    """pipe_rank.py: losses, norms and weights of one process."""
 
-    def test_few_rows_on_four_ranks(self) -> None:
+    def test_two_stages(self) -> None:
+        self.run_well(2, "pipe_rank.py", "few", "few 2")
+
+    def test_other_axes_beside_two_stages(self) -> None:
         self.run_well(4, "pipe_rank.py", "few 4")
 
     @tier.long
-    def test_rows_of_two_ranks(self) -> None:
-        self.run_well(2, "pipe_rank.py", "two", "half", "schedules 2")
+    def test_two_to_four_stages_and_half_precision(self) -> None:
+        self.run_well(2, "pipe_rank.py", "two", "half")
+        self.run_well(3, "pipe_rank.py", "three")
+        self.run_well(4, "pipe_rank.py", "four")
 
     @tier.long
-    def test_rows_of_three_ranks(self) -> None:
-        self.run_well(3, "pipe_rank.py", "three", "schedules 3")
-
-    @tier.long
-    def test_rows_of_four_ranks(self) -> None:
-        self.run_well(4, "pipe_rank.py", "four", "tp", "sp", "schedules 4")
-
-    @tier.long
-    def test_rows_of_eight_ranks(self) -> None:
+    def test_every_axis_of_the_mesh(self) -> None:
+        self.run_well(4, "pipe_rank.py", "tp", "sp")
         self.run_well(8, "pipe_rank.py", "eight")
 
     @tier.long
-    def test_every_schedule_with_every_number_of_micro_batches(self) -> None:
+    def test_every_schedule_on_two_to_four_stages(self) -> None:
+        for ranks in (2, 3, 4):
+            self.run_well(ranks, "pipe_rank.py", f"schedules {ranks}")
+
+    @tier.long
+    def test_every_schedule_with_one_to_eight_micro_batches(self) -> None:
         self.run_well(2, "pipe_rank.py", "grid", limit_s=900)
 
 
 class States(job.RankTest):
+    """pipe_state_rank.py: a checkpoint of two stages loads on other meshes."""
+
+    @tier.both
     def test_a_checkpoint_of_two_stages_loads_elsewhere(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             saved = self.states(2, "save", folder, 2, "1f1b")
@@ -60,8 +74,6 @@ class States(job.RankTest):
                 if ranks == stages:  # else there are more samples
                     self.assertAlmostEqual(loaded[1], saved[1], 12)
 
-    test_a_checkpoint_of_two_stages_loads_elsewhere.tiers = {False, True}  # type: ignore[attr-defined]
-
     def states(self, ranks: int, what: str, folder: str, stages: int, schedule: str) -> tuple[str, float]:
         """Digests of weights and moments, and the loss of the step after."""
         out = self.run_well(ranks, "pipe_state_rank.py", what, folder, str(stages), schedule)
@@ -71,5 +83,150 @@ class States(job.RankTest):
         return digests, float(after)
 
 
+class Engines(job.RankTest):
+    """pipe_more_rank.py."""
+
+    def test_what_engines_of_two_stages_can_do(self) -> None:
+        cases = ("outputs", "outputs_of_every_kind", "steered", "deepspeed_module", "one_stage", "refusals")
+        self.run_well(2, "pipe_more_rank.py", *cases)
+
+    def test_outputs_of_two_pipelines(self) -> None:
+        self.run_well(4, "pipe_more_rank.py", "outputs_of_pipelines")
+
+    def test_the_stage_with_the_fault_is_named_on_all_ranks(self) -> None:
+        for case, rank, fault in (
+            (
+                "no_loss",
+                1,
+                "the last chunk of a pipeline gives no loss; .*which: 1F0; .*got: no tensor; hint: give the model",
+            ),
+            ("not_to_be_sent", 0, "a value of the model cannot be sent to another rank; .*which: SimpleNamespace"),
+        ):
+            with self.subTest(case):
+                done = job.run(2, "pipe_more_rank.py", case)
+                self.assertEqual(done.returncode, 65, done.stdout + done.stderr)
+                self.assertRegex(done.stderr, rf"\[ABORTED\] rank {rank} stopped the job: \[MODEL\] {fault}")
+                self.assertRegex(done.stderr, rf"zeroth-run: rank {rank} .* exited with code 65: .*\[MODEL\] {fault}")
+
+
+class Trainer(unittest.TestCase):
+    """examples/gpt/train.py --mesh pp=N."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        (cls.folder / "text").mkdir()
+        sentence = "the cat that sat on the mat sees a rat and the rat sees that the cat is fat\n"
+        (cls.folder / "text/sentences.txt").write_text("".join(f"{number} {sentence}" for number in range(60)))
+
+    def train(self, ranks: int, *arguments: str) -> tuple[list[dict[str, Any]], str]:
+        """Records and output of a run; 1 rank: a bare process."""
+        records = self.folder / "records"
+        small = ["--layers", "4", "--d-model", "32", "--heads", "2", "--seq", "32", "--batch", "2", "--steps", "4"]
+        # Three windows of validation: the last micro-batch of a rank is smaller, or has no weight.
+        more = ["--eval-windows", "3", "--sample", "8", "--data", str(self.folder / "text"), "--json", str(records)]
+        launcher = [job.RUN, "-n", str(ranks)] if ranks > 1 else []
+        done = subprocess.run(
+            [*launcher, *forked.python(), str(TRAIN), *small, *more, *arguments],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=job.TIME_LIMIT_S,
+            check=False,
+        )
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return [json.loads(line) for line in records.read_text().splitlines()], done.stdout
+
+    def require_true(self, final: dict[str, Any]) -> None:
+        """Planned bytes are measured, and bytes of the formula are counted."""
+        self.assertEqual(final["planned_bytes"], final["measured_bytes"])
+        self.assertEqual(final["wire_bytes"], final["wire_formula_bytes"])
+        self.assertGreater(final["pss_peak_bytes"], 0)
+
+    def sample(self, output: str) -> str:
+        found = re.search(r"--- sample.*---\n(.*)\n", output)
+        assert found is not None, output
+        return found[1].removeprefix("[0] ")
+
+    def test_two_stages_give_the_losses_of_one_process(self) -> None:
+        """Bit for bit: the sums of a parameter's gradients are in the same order. Norms are not."""
+        alone, alone_said = self.train(1, "--accumulate", "4", "--zero-stage", "1")
+        staged, said = self.train(2, "--mesh", "pp=2", "--accumulate", "4", "--zero-stage", "1")
+        self.assertEqual(len(staged), 5)
+        self.assertEqual([one.get("loss_hex") for one in staged], [one.get("loss_hex") for one in alone])
+        for own, expected in zip(staged[:-1], alone[:-1], strict=True):
+            self.assertAlmostEqual(own["grad_norm"], expected["grad_norm"], delta=1e-6 * expected["grad_norm"])
+        self.assertAlmostEqual(staged[-1]["validation_loss"], alone[-1]["validation_loss"], delta=1e-12)
+        self.assertEqual(self.sample(said), self.sample(alone_said))
+        self.assertIn("1 groups of 2 ranks x 4 micro-steps", said)
+        self.require_true(staged[-1])
+
+    @tier.long
+    def test_meshes_give_the_losses_of_data_parallel_ranks(self) -> None:
+        """Sums over ranks are in another order: to 1e-6 of the value."""
+        for mesh, ranks, others in (("pp=4", 4, 1), ("pp=2,dp=2", 4, 2)):
+            for stage in range(4):
+                arguments = ("--accumulate", "3", "--zero-stage", str(stage))
+                flat, flat_said = self.train(others, *arguments)
+                staged, said = self.train(ranks, "--mesh", mesh, *arguments)
+                with self.subTest(mesh=mesh, stage=stage):
+                    for own, expected in zip(staged[:-1], flat[:-1], strict=True):
+                        self.assertAlmostEqual(own["loss"], expected["loss"], delta=1e-6 * expected["loss"])
+                    self.assertAlmostEqual(staged[-1]["validation_loss"], flat[-1]["validation_loss"], delta=1e-6)
+                    self.assertEqual(self.sample(said), self.sample(flat_said))
+                    self.require_true(staged[-1])
+
+    @tier.long
+    def test_a_checkpoint_of_two_stages_goes_on_without(self) -> None:
+        checkpoints = str(self.folder / "checkpoints")
+        self.train(2, "--mesh", "pp=2", "--steps", "2", "--checkpoints", checkpoints)
+        runs = [
+            self.train(ranks, *mesh, "--steps", "4", "--resume", checkpoints)[0]
+            for ranks, mesh in ((1, ()), (2, ("--mesh", "pp=2")), (4, ("--mesh", "pp=4")))
+        ]
+        for other in runs[1:]:
+            self.assertEqual([one["step"] for one in other[:-1]], [3, 4])
+            self.assertEqual([one.get("loss_hex") for one in other], [one.get("loss_hex") for one in runs[0]])
+
+
+class Example(unittest.TestCase):
+    def losses(self, ranks: int, *arguments: str) -> tuple[str, list[tuple[float, float]]]:
+        """Output, and the losses of the pipeline and of one process."""
+        small = ["--size", "32", "--length", "30", "--layers", "2", "--steps", "4", "--every", "2", "--batch", "2"]
+        done = subprocess.run(
+            [job.RUN, "-n", str(ranks), *forked.python(), str(EXAMPLE), str(EXAMPLES), *small, *arguments],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=job.TIME_LIMIT_S,
+            check=False,
+        )
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        lines = [line.split() for line in done.stdout.splitlines() if " alone " in line]
+        return done.stdout, [(float(line[-5]), float(line[-1])) for line in lines]
+
+    def check(self, losses: list[tuple[float, float]]) -> None:
+        self.assertEqual(len(losses), 2)
+        for own, alone in losses:
+            self.assertAlmostEqual(own, alone, delta=1e-5)
+
+    def test_it_is_short_and_has_the_losses_of_one_process(self) -> None:
+        self.assertLessEqual(job.statements(EXAMPLE), 50)
+        said, losses = self.losses(2)
+        self.check(losses)
+        for text in (
+            "pipeline of 2 stages, 2 chunks, 4 micro-batches a step",
+            "stage 1: chunk 1: transformer.h.1 to head",
+            "0: 0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0F2",
+            "logits [2, 30, 256]",
+        ):
+            self.assertIn(text, said)
+
+    @tier.long
+    def test_it_takes_other_schedules_and_more_ranks(self) -> None:
+        self.check(self.losses(4, "--schedule", "zb-h1", "--stage", "3")[1])
+        self.check(self.losses(4, "--pp", "4", "--micro", "8")[1])
+
+
 if __name__ == "__main__":
-    unittest.main()
+    tier.main()

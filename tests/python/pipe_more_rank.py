@@ -1,0 +1,338 @@
+"""One rank of two that use a pipeline in the ways beside train_batch(); see pipe_test.py.
+
+pipe_more_rank.py CASE...
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from pipe_rank import Row, batch, config_of, loss_fn, made
+from refusing import refused
+from torch import nn
+
+import zeroth
+from zeroth import pipe
+
+WIDTH, WORDS, MICRO = 6, 11, 3
+MIXED = {"first": torch.tensor([1, 2], dtype=torch.int32), "empty": torch.zeros(0, 3), "flag": torch.tensor(True)}
+
+
+def world() -> zeroth.World:
+    return zeroth.World.from_environment()
+
+
+def gpt2(*, micro: int = MICRO, **row: Any) -> tuple[zeroth.Engine, nn.Module]:
+    """With the model alone."""
+    model = made("gpt2")
+    alone = copy.deepcopy(model)
+    config = config_of(Row("gpt2", 2, micro=micro, **row), 1)
+    zeroth.pipeline(model, config, world=world(), loss_fn=loss_fn)
+    return zeroth.Engine(model, config, world=world(), log_level="warning"), alone
+
+
+def batches(step: int, count: int = MICRO, first: int = 0) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+    return (batch(step, first + number) for number in range(count))
+
+
+# --- outputs and evaluations ------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def outputs() -> None:
+    """Every rank has what the model alone returns, with another length in each micro-batch."""
+    engine, alone = gpt2()
+    for number in range(3):
+        inputs, tokens = batch(0, number)
+        expected = alone(**inputs).logits
+        for given in (inputs, (inputs, tokens)):
+            got = engine.outputs(given)
+            assert type(got) is dict and list(got) == ["logits"], got
+            assert torch.equal(got["logits"], expected) and not got["logits"].requires_grad
+    engine.set_batch_fn(lambda text: {"input_ids": torch.tensor([list(text)])})
+    assert torch.equal(engine.outputs(b"\1\2\3")["logits"], alone(torch.tensor([[1, 2, 3]])).logits)
+    engine.set_batch_fn(None)
+    losses = [loss_fn(alone(**inputs), tokens).item() for inputs, tokens in batches(0, 4)]
+    assert abs(engine.eval_batch(batches(0, 4), micro_batches=4) - sum(losses) / 4) < 1e-12
+    weights = [2.0, 0.0, 1.0, 3.0]
+    expected_mean = sum(loss * weight for loss, weight in zip(losses, weights, strict=True)) / 6
+    assert abs(engine.eval_batch(batches(0, 4), micro_batches=4, weights=weights) - expected_mean) < 1e-12
+    for wrong in ([1.0], [1.0, -1.0, 0.0], [1.0, float("nan"), 0.0]):
+        with refused("USAGE", "weights do not fit.*expected: 3 finite numbers from 0"):
+            engine.eval_batch(batches(0), weights=wrong)
+    with refused("USAGE", "have weight 0"):
+        engine.eval_batch(batches(0), weights=[0.0] * 3)
+    assert (engine.is_first_stage(), engine.is_last_stage()) == (engine.rank == 0, engine.rank == 1)
+
+
+@torch.no_grad()
+def outputs_of_pipelines() -> None:
+    """dp=2: each pipeline has the outputs of its own batch, and a mean is over the windows of both."""
+    engine, alone = gpt2(micro=1)
+    own = engine.pipeline.mesh.coordinate("dp")
+    inputs, _ = batch(0, own)
+    assert torch.equal(engine.outputs(inputs)["logits"], alone(**inputs).logits)
+    losses = [loss_fn(alone(**inputs), tokens).item() for inputs, tokens in batches(0, 2)]
+    got = engine.eval_batch(batches(0, 1, own), weights=[1.0 + 2.0 * own])
+    assert abs(got - (losses[0] + 3 * losses[1]) / 4) < 1e-12, (got, losses)
+    assert (engine.is_first_stage(), engine.is_last_stage()) == (engine.rank < 2, engine.rank >= 2)
+
+
+class Returns(nn.Module):
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.value(x * self.scale)
+
+
+def of_list(value: Any, **more: Any) -> zeroth.Engine:
+    config = {"zeroth": {"mesh": {"pp": 2}}}
+    layers = [nn.Linear(WIDTH, WIDTH), Returns(value)]
+    model = pipe.PipelineModule(layers, num_stages=2, partition_method="uniform", **more)
+    return zeroth.Engine(model, config, world=world(), log_level="warning")
+
+
+def outputs_of_every_kind() -> None:
+    """Tuples, lists, dicts, plain values, several dtypes, nothing; and what cannot be sent is refused on all ranks."""
+    x = torch.ones(2, WIDTH)
+    torch.manual_seed(0)
+    engine = of_list(lambda y: (y, [None, 3, "text", {"a": 2.5, **MIXED}], y.sum()))
+    whole, (nothing, three, text, inner), total = engine.outputs(x)
+    assert (nothing, three, text, inner["a"]) == (None, 3, "text", 2.5)
+    assert whole.shape == (2, WIDTH) and total.shape == () and torch.equal(whole.sum(), total)
+    for name, value in MIXED.items():
+        assert inner[name].dtype == value.dtype and torch.equal(inner[name], value), name
+    engine.close(keep_parameters=False)
+    engine = of_list(lambda y: types.SimpleNamespace(y=y))
+    with refused("MODEL", "cannot be sent to another rank.*which: SimpleNamespace"):
+        engine.outputs(x)
+    with refused("MODEL", "cannot be sent to another rank.*which: SimpleNamespace"):  # it goes on
+        engine.outputs(x)
+
+
+# --- steps that the caller runs ---------------------------------------------------------------------------------------
+
+
+def steered() -> None:
+    """The bits of train_batch(); after a wrong action the pipeline refuses to go on."""
+    engines = [gpt2()[0], gpt2()[0]]
+    for step in range(2):
+        expected, expected_loss = engines[0].train_batch(batches(step))
+        with engines[1].pipeline_step(batches(step)) as running:
+            assert list(running.actions) == engines[1].pipeline.program.splitlines()[1 + engines[1].rank].split()[1:]
+            for action in running.actions:
+                with refused("USAGE", f"ends before its last action.*expected: {action}; got: the end"):
+                    _ = running.result
+                running.run(action)
+        result, loss = running.result
+        assert (loss, result.grad_norm, result.step) == (expected_loss, expected.grad_norm, expected.step)
+    first, last = running.actions[0], running.actions[-1]
+    assert engines[1].steps == 2
+    with (
+        refused(
+            "USAGE", f"out of order; .*who: stage {engines[0].rank}; which: action 0 of .*expected: {first}; got: STEP"
+        ),
+        engines[0].pipeline_step(batches(2)) as running,
+    ):
+        running.run("STEP")
+    with refused("USAGE", f"was left before its end.*which: {first};"):
+        engines[0].train_batch(batches(2))
+    with (
+        refused("USAGE", f"ends before its last action.*expected: {last}; got: the end"),
+        engines[1].pipeline_step(batches(2)) as running,
+    ):
+        for action in running.actions[:-1]:
+            running.run(action)
+    with refused("USAGE", "was left before its end.*which: STEP;"):
+        engines[1].eval_batch(batches(2))
+
+
+# --- DeepSpeed's shape ------------------------------------------------------------------------------------------------
+
+
+def head(embedding: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    weight: torch.Tensor = embedding.weight  # type: ignore[assignment]
+    return hidden @ weight.T
+
+
+def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def layers() -> list[Any]:
+    double = {"dtype": torch.float64}
+    block = pipe.LayerSpec(nn.Linear, WIDTH, WIDTH, **double)
+    return [
+        pipe.TiedLayerSpec("words", nn.Embedding, WORDS, WIDTH, **double),
+        block,
+        torch.tanh,
+        block,
+        pipe.TiedLayerSpec("words", nn.Embedding, WORDS, WIDTH, forward_fn=head, **double),
+    ]
+
+
+def samples(step: int, first: int = 0, count: int = MICRO) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(step)
+    drawn = [torch.randint(WORDS, (2, 5), generator=generator) for _ in range(first + count)]
+    return ((words, words.roll(-1, 1)) for words in drawn[first:])
+
+
+def module(**more: Any) -> pipe.PipelineModule:
+    return pipe.PipelineModule(layers(), loss_fn=cross_entropy, **more)
+
+
+def config(**more: Any) -> dict[str, Any]:
+    return {
+        "zero_optimization": {"stage": 1},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
+        "gradient_accumulation_steps": MICRO,
+        "zeroth": more,
+    }
+
+
+@functools.cache
+def losses_of_one_process(steps: int, count: int = MICRO) -> list[float]:
+    model = module()
+    model.build(0, len(model))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for step in range(steps):
+        total = sum(cross_entropy(model(words), labels) / count for words, labels in samples(step, count=count))
+        assert isinstance(total, torch.Tensor)
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
+        losses.append(total.item())
+    return losses
+
+
+def deepspeed(stages: int) -> None:
+    """A script in the shape of DeepSpeed's, with stages of the module alone; recomputed in backward."""
+    model = module(num_stages=stages, activation_checkpoint_interval=1)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    engine, optimizer, _, _ = zeroth.initialize(
+        model=model, config=config(), model_parameters=parameters, world=world(), log_level="warning"
+    )
+    assert optimizer is not None
+    engine.set_batch_fn(lambda sample: (sample["words"], sample["labels"]))
+    for step, expected in enumerate(losses_of_one_process(3)):
+        data = [{"words": words, "labels": labels} for words, labels in samples(step)]
+        evaluated = engine.eval_batch(data_iter=iter(data))
+        result, loss = engine.train_batch(data_iter=iter(data))
+        assert result.committed and abs(loss - expected) < 1e-12, (loss, expected)
+        assert abs(evaluated - expected) < 1e-12, (evaluated, expected)
+        assert engine.outputs(data[0]).shape == (2, 5, WORDS)
+    assert engine.is_first_stage() == (engine.rank < world().size // stages)
+    names = {"tied_modules.words.weight", "1.weight", "1.bias", "3.weight", "3.bias"}
+    assert engine.state_dict(ranks=None).keys() == names
+    engine.close()
+
+
+def deepspeed_module() -> None:
+    """In two stages; which layers they have, and what contradicts itself."""
+    deepspeed(2)
+    for method, bounds in (("uniform", [0, 3, 5]), ("type:linear", [0, 2, 5]), ("parameters", [0, 2, 5])):
+        done = zeroth.pipeline(module(partition_method=method, num_stages=2), config(), world=world())
+        assert list(done.bounds) == bounds, (method, done.bounds)
+    done = zeroth.pipeline(module(), config(mesh={"pp": 2}, pipeline={"split": "uniform"}), world=world())
+    assert list(done.bounds) == [0, 3, 5]
+    with refused("CONFIG", "differ in the number of stages; .*expected: num_stages=2, or None; got: num_stages=3"):
+        zeroth.Engine(module(num_stages=3), config(mesh={"pp": 2}), world=world())
+    with refused("CONFIG", "does not fit the number of ranks"):
+        zeroth.Engine(module(num_stages=3), config(), world=world())
+    with refused("CONFIG", "split in different ways; .*expected: uniform; got: type:linear"):
+        zeroth.pipeline(
+            module(partition_method="type:linear"),
+            config(mesh={"pp": 2}, pipeline={"split": "uniform"}),
+            world=world(),
+        )
+
+
+def one_stage() -> None:
+    """Of a module, on two ranks with batches of their own, which take turns."""
+    model = module(num_stages=1)
+    engine = zeroth.Engine(model, config(), world=world(), log_level="warning")
+    assert engine.is_first_stage() and engine.is_last_stage()
+    for step, expected in enumerate(losses_of_one_process(2, 2 * MICRO)):
+        _, loss = engine.train_batch(samples(step, engine.rank * MICRO))
+        assert abs(loss - expected) < 1e-12, (loss, expected)
+    assert engine.outputs(next(samples(0))).shape == (2, 5, WORDS)
+    weights = [1.0, 2.0, 3.0 * engine.rank]
+    with torch.no_grad():
+        every = [cross_entropy(model(words), labels).item() for words, labels in samples(9, count=2 * MICRO)]
+    expected = (every[0] + 2 * every[1] + every[3] + 2 * every[4] + 3 * every[5]) / 9
+    assert abs(engine.eval_batch(samples(9, engine.rank * MICRO), weights=weights) - expected) < 1e-12
+    with refused("MISMATCH", "too few micro-batches.*expected: 3 micro-batches; got: 2"):
+        engine.train_batch(samples(0, count=2))
+    with refused("USAGE", "a model of one stage has no schedule"):
+        engine.pipeline_step(samples(0))
+    engine.close()
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def refusals() -> None:
+    """With nothing changed: the engine trains afterwards."""
+    engine, alone = gpt2()
+    with refused("MISMATCH", r"too few micro-batches.*who: stage \d of 2; which: micro-batch 2; expected: 3.*got: 2"):
+        engine.train_batch(batches(0, 2))
+    with refused("MISMATCH", "too few micro-batches.*expected: 4 micro-batches; got: 3"):
+        engine.eval_batch(batches(0, 3), micro_batches=4)
+    inputs, _ = batch(0, 0)
+    with refused("USAGE", r"a forward of the whole model.*engine\.train_batch\(batches\) and engine\.eval_batch"):
+        engine(**inputs)
+    with refused("USAGE", r"backward\(\) of a pipeline.*engine\.train_batch"):
+        engine.backward(torch.ones((), requires_grad=True))
+    with refused("USAGE", r"step\(\) of a pipeline.*engine\.train_batch"):
+        engine.step()
+    losses = [loss_fn(alone(**inputs), tokens).item() for inputs, tokens in batches(0)]
+    _, loss = engine.train_batch(batches(0))
+    assert abs(loss - sum(losses) / 3) < 1e-12
+
+    cut = functools.partial(zeroth.pipeline, world=world(), loss_fn=loss_fn)
+    two = config_of(Row("gpt2", 2), 1)
+    with refused("USAGE", "there is no such way to split.*expected: auto, parameters, .*got: halves"):
+        cut(made("gpt2"), two, split="halves")
+    with refused("USAGE", "there is no such layer; .*which: transformer.h.9; expected: one of embedding, "):
+        cut(made("gpt2"), two, split=["transformer.h.9"])
+    with refused("USAGE", "does not name the first layers of the parts.*expected: 1 different layers"):
+        cut(made("gpt2"), two, split=["transformer.h.1", "transformer.h.2"])
+    with refused("USAGE", "every part of a pipeline needs a layer.*expected: 1 to 1 parts, for 1 layers; got: 2"):
+        zeroth.pipeline([nn.Linear(2, 2)], {"zeroth": {"mesh": {"pp": 2}}}, world=world())
+    with refused("USAGE", "the model is a pipeline already"):
+        cut(engine.module, two)
+    with refused("CONFIG", "the configuration has one stage"):
+        cut(made("gpt2"), {})
+
+
+def no_loss() -> None:
+    """The last stage says so, and the job ends."""
+    of_list(lambda y: {"logits": y}).train_batch(iter([torch.ones(2, WIDTH)]))
+
+
+def not_to_be_sent() -> None:
+    """The stage that would send it says so, and the job ends."""
+    model = nn.Sequential(Returns(lambda y: types.SimpleNamespace(y=y)), Returns(lambda y: y))
+    cut = {"zeroth": {"mesh": {"pp": 2}, "pipeline": {"split": "uniform"}}}
+    engine = zeroth.Engine(model, cut, world=world(), log_level="warning")
+    engine.train_batch(iter([torch.ones(2, WIDTH)]))
+
+
+def main() -> None:
+    for name in sys.argv[1:]:
+        globals()[name]()
+        print(f"{name}: ok")
+
+
+if __name__ == "__main__":
+    main()
