@@ -30,8 +30,9 @@ void send_buffers(const ModelDescription& model, const Communicator& communicato
 /// Running statistics: buffers that are part of the weights and hold floating-point numbers.
 [[nodiscard]] bool has_statistics(const ModelDescription& model);
 
-/// Collective: gives every rank the owner's values (ModelDescription::buffer_owners, rank 0's by default) of the buffers
-/// that any rank has `changed`. Wire: one small sum, and the bytes of these buffers in one message of each owner. Throws as send_buffers().
+/// Collective: gives every rank the owner's values (ModelDescription::buffer_owners, rank 0's by default) of the
+/// buffers that any rank has `changed`. Wire: one small sum, and the bytes of these buffers in one message of each
+/// owner. Throws as send_buffers().
 void send_changed_buffers(const ModelDescription& model, const std::vector<bool>& changed,
                           const Communicator& communicator);
 

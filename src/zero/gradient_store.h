@@ -189,8 +189,8 @@ class GradientStore {
   std::uint64_t backward_ = 0;   ///< step << 20 | backward within the step
   int micro_step_ = 0;
   bool steered_ = false;
-  bool at_end_ = false;  ///< reductions wait for complete()
-  bool ending_ = false;  ///< complete() makes them
+  bool at_end_ = false;        ///< reductions wait for complete()
+  bool ending_ = false;        ///< complete() makes them
   std::vector<bool> in_part_;  ///< one a unit, after steer(): complete in the running backward
   std::vector<bool> last_;     ///< one a unit, after steer(): it has no further backward in this step
 };

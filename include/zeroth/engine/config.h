@@ -95,8 +95,8 @@ struct MeshConfig {
 
 /// Section "zeroth.pipeline".
 struct PipelineConfig {
-  std::string schedule = "1f1b";  ///< a name of make_schedule()
-  int chunks = 0;                 ///< of layers on each stage; 0: as few as the schedule needs
+  std::string schedule = "1f1b";   ///< a name of make_schedule()
+  int chunks = 0;                  ///< of layers on each stage; 0: as few as the schedule needs
   std::string split = "balanced";  ///< how layers become chunks: or "parameters", "uniform"
   bool scatter = false;  ///< ranks of tp each send a slice of what they have alike, for stages on different nodes
   std::string unshard = "micro_batch";  ///< stage 3: how long a stage keeps gathered parameters: "micro_batch", "step"

@@ -59,8 +59,8 @@ struct ShardGroupSpec {
   /// Axes of the mesh along which ranks have other parameters: each its box of a tensor (ParamSpec::logical_shape).
   /// Along an axis that is neither here nor in the plan, ranks have copies, whose gradients are the same without a sum.
   std::vector<std::string> distinct_axes{};
-  /// Of an axis of the plan: only ranks with these coordinates along it have the parameters (a weight that two stages of
-  /// a pipeline use). The others have nothing of them, boxes without elements. Empty: all ranks have them.
+  /// Of an axis of the plan: only ranks with these coordinates along it have the parameters (a weight that two stages
+  /// of a pipeline use). The others have nothing of them, boxes without elements. Empty: all ranks have them.
   struct Members {
     std::string axis{};
     std::vector<int> coordinates{};  ///< ascending
@@ -197,7 +197,7 @@ class Engine {
   /// `forwards`: of each unit in a micro-step, for planned_wire().
   void steer(std::vector<int> forwards);
   struct BackwardPart {
-    int micro_step = 0;            ///< for what is said of a gradient
+    int micro_step = 0;  ///< for what is said of a gradient
     /// It brings the last gradients that they have in a micro-step; with ReductionPolicy::kPerMicroStep their reduction
     /// begins in it.
     std::span<const int> units{};
@@ -209,7 +209,8 @@ class Engine {
   /// Ends the step, collective, as the last step() of an accumulation.
   StepResult step_all();
   /// Keeps the unit gathered until give_back(): the leases of its forwards and backwards cost nothing meanwhile. May
-  /// block for other ranks. Needs slots for all that is kept: Reshard::kStep. Calls are counted. Before step_all() all must be given back.
+  /// block for other ranks. Needs slots for all that is kept: Reshard::kStep. Calls are counted. Before step_all() all
+  /// must be given back.
   void keep_gathered(int unit);
   void give_back(int unit);
 
