@@ -874,6 +874,8 @@ def _parallelize(model: nn.Module, config: _C.Config, world: _C.World, announce:
     """Splits the model for the axes of the configuration's mesh, unless that has been done. `announce`: rank 0 prints
     how, with what stays whole and why."""
     axes = config.mesh(world.size)
+    if "pp" in axes:
+        return  # zeroth.pipeline() does it, after it has looked at the whole model
     if (axes["tp"] > 1 or axes["sp"] > 1) and not _boxes.is_split(model):
         from zeroth.parallel.parallelize import parallelize  # it needs what this module needs
 

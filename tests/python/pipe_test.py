@@ -83,6 +83,11 @@ class States(job.RankTest):
         return digests, float(after)
 
 
+class Links(job.RankTest):
+    def test_slices_between_stages_and_statistics_of_all_stages(self) -> None:
+        self.run_well(4, "pipe_links_rank.py")
+
+
 class Engines(job.RankTest):
     """pipe_more_rank.py."""
 
