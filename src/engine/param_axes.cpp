@@ -162,7 +162,18 @@ void group_by_axes(std::span<ParamSpec> params, std::span<const ParamAxes> axes,
     group.plan.axes = kind.summed;
     // Stages that wait for each other inside of a backward would never end: see GradientStore::steer().
     const bool spans_stages = num_stages > 1 && std::ranges::find(kind.summed, kPipelineAxis) != kind.summed.end();
-    if (spans_stages) group.plan.policy = ReductionPolicy::kPerStep;
+    if (spans_stages) {
+      group.plan.policy = ReductionPolicy::kPerStep;
+      // So would those that gather parameters from each other. The pipeline's axis is the outermost: a stage's ranks
+      // are neighbours in the group.
+      int ranks_of_stage = 1;
+      for (const MeshAxis& axis : settings.mesh.axes) {
+        if (axis.name != kPipelineAxis && std::ranges::find(kind.summed, axis.name) != kind.summed.end())
+          ranks_of_stage *= axis.size;
+      }
+      if (group.plan.gathers_parameters() && group.plan.parameter_degree == 0)
+        group.plan.parameter_degree = ranks_of_stage;
+    }
     for (const std::size_t param : own) params[param].shard_group = static_cast<int>(settings.shard_groups.size());
     settings.shard_groups.push_back(std::move(group));
   }
