@@ -72,7 +72,7 @@ int micro_steps_of(const Config& config, int world) {
 }
 
 bool keeps_parameters(const Config& config) {
-  return config.mesh.pp > 1 && config.zero.stage == 3 &&
+  return config.mesh.pp > 1 && plan_of(config.zero, {"dp"}).gathers_parameters() &&
          (config.pipeline.unshard == "step" || config.zero.reshard == Reshard::kNone);
 }
 

@@ -98,6 +98,7 @@ std::size_t UnitUses::position_in_unit(int param) const {
 }
 
 void UnitUses::count_gradient(int param) {
+  if (model_.params[static_cast<std::size_t>(param)].numel() == 0) return;  // expected of no backward
   Use& use = of(unit_of(param));
   const std::size_t position = position_in_unit(param);
   if (use.seen[position]) return;
