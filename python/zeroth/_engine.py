@@ -203,7 +203,8 @@ class Engine:
         scale, so that a loss in float32 from float16 outputs keeps small gradients; those of parameters outside of the
         engine have the scale, too. May block for other ranks. Raises Error MODEL if `loss` does not require a
         gradient."""
-        self._refuse_of_pipeline("backward()")
+        if self._pipeline is not None:
+            raise _of_pipeline("backward()")
         seen, first = self._core.open_backward(loss, gradient)
         try:
             loss.backward(first, retain_graph)  # type: ignore[no-untyped-call]
@@ -350,18 +351,10 @@ class Engine:
         return self._optimizer.step()  # type: ignore[no-any-return]
 
     def _step(self) -> _C.StepResult:
-        self._refuse_of_pipeline("step()")
+        if self._pipeline is not None:
+            raise _of_pipeline("step()")
         self._push()
         return self._stepped(self._core.step())
-
-    def _refuse_of_pipeline(self, what: str) -> None:
-        if self._pipeline is not None:
-            raise _C.make_error(
-                "USAGE",
-                f"{what} of a pipeline",
-                where="python.engine",
-                hint="engine.train_batch(batches) runs forwards, backwards and the step in the order of its schedule",
-            )
 
     def _stepped(self, result: _C.StepResult) -> _C.StepResult:
         if result.boundary:
@@ -895,6 +888,15 @@ def _pipelined(model: nn.Module, config: _C.Config, world: _C.World, announce: b
     if announce and world.rank == 0:
         print(done, file=sys.stderr, flush=True)
     return done
+
+
+def _of_pipeline(what: str) -> _C.Error:
+    return _C.make_error(
+        "USAGE",
+        f"{what} of a pipeline",
+        where="python.engine",
+        hint="engine.train_batch(batches) runs forwards, backwards and the step in the order of its schedule",
+    )
 
 
 def _refuse_forward(runner: Any) -> Callable[[nn.Module, tuple[Any, ...]], None]:
