@@ -76,9 +76,11 @@ class TwoLevels {
   /// Over `base`, and in the waits of the node.
   [[nodiscard]] std::unique_ptr<PendingPoints> start(std::span<const Collective> points) {
     std::unique_ptr<PendingPoints> started;
-    guard_points([&] { started = base_->start(points, stream_); });
-    return also_moved_by(std::move(started),
-                         [&](const std::weak_ptr<Progress>& progress) { (void)node_->add_progress(progress); });
+    guard_points([&] {
+      started = also_moved_by(base_->start(points, stream_),
+                              [&](const std::weak_ptr<Progress>& progress) { (void)node_->add_progress(progress); });
+    });
+    return started;
   }
   /// A call for messages that have been started.
   template <class Body>

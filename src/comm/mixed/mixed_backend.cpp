@@ -60,11 +60,12 @@ class Backends {
   /// Messages of one kind all have one backend: see CallTable.
   [[nodiscard]] std::unique_ptr<PendingPoints> start(std::span<const Collective> points) {
     CommBackend& backend = backend_of(points.front());
-    std::unique_ptr<PendingPoints> started = guarded([&] { return backend.start(points, stream_); });
-    return detail::also_moved_by(std::move(started), [&](const std::weak_ptr<Progress>& progress) {
-      for (const NamedBackend& other : backends_) {
-        if (other.backend.get() != &backend) (void)other.backend->add_progress(progress);
-      }
+    return guarded([&] {
+      return detail::also_moved_by(backend.start(points, stream_), [&](const std::weak_ptr<Progress>& progress) {
+        for (const NamedBackend& other : backends_) {
+          if (other.backend.get() != &backend) (void)other.backend->add_progress(progress);
+        }
+      });
     });
   }
   void abort(const Error& error) const noexcept {

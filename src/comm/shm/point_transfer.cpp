@@ -7,6 +7,7 @@
 #include <zeroth/comm/rank_activity.h>
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -112,13 +113,16 @@ void SharedMemoryEngine::Points::begin(const Collective& call) {
   if (!sends) point.header = point.own;
 }
 
-/// See [Note: Given up]. The group is broken: messages of a pair come in order.
+/// See [Note: Given up]. The group is broken: messages of a pair come in order. A forked child that drops its copy
+/// gives up nothing.
 void SharedMemoryEngine::Points::give_up() noexcept {
   if (started_) engine_.started_ -= left_;
+  if (::getpid() != engine_.owner_) return;
   for (const Point& point : points_) {
     if (point.done || !point.sends()) continue;
     SharedWord& given_up = engine_.link(engine_.rank_, point.peer).given_up;
-    if (given_up.load() == 0) given_up.store(point.own.sequence + 1);  // they are in order
+    const std::uint64_t known = given_up.load();  // a stack unwinds from the last ones to the first
+    if (known == 0 || point.own.sequence + 1 < known) given_up.store(point.own.sequence + 1);
   }
   engine_.notify();
 }
