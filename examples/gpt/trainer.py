@@ -69,10 +69,20 @@ def make_model(options: Options, dtype: str) -> Gpt:
     return model
 
 
-def make_stages(model: Gpt, config: zeroth.Config, world: zeroth.World) -> None:
-    """Each rank of the mesh's pp keeps some layers of the model."""
+def make_stages(model: Gpt, settings: Settings, world: zeroth.World) -> None:
+    """Each rank of the mesh's pp keeps some layers of the model; ranks of tp share their matrices, and each of them has
+    the vocabulary whole. Raises Error USAGE for ranks that are to share sequences."""
+    if settings.mesh["sp"] > 1:
+        raise make_error(
+            "USAGE",
+            "the stages of a pipeline share no sequences here",
+            which="--mesh",
+            expected="sp=1 beside pp",
+            got=f"sp={settings.mesh['sp']}",
+            hint="zeroth.pipeline() splits models of transformers over both",
+        )
     tokens = torch.zeros((1, model.options.seq), dtype=torch.int64)
-    zeroth.pipeline(model, config, world=world, sample=(tokens, tokens))
+    zeroth.pipeline(model, settings.config, world=world, sample=(tokens, tokens))
 
 
 def make_engine(model: Gpt, settings: Settings, world: zeroth.World) -> zeroth.Engine:
@@ -104,11 +114,12 @@ class Trainer:
         self.corpus: Corpus = load_corpus(options.data, options.suffix, options.exclude, options.seq)
         model = make_model(options, self.settings.dtype)
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        sharing = self.settings.mesh["sp"] * self.settings.mesh["tp"]
-        if sharing > 1:
+        mesh = self.settings.mesh
+        sharing = mesh["sp"] * mesh["tp"]
+        if mesh.get("pp", 1) > 1:
+            make_stages(model, self.settings, world)
+        elif sharing > 1:
             model.share(self.settings.config, world)
-        if self.settings.mesh.get("pp", 1) > 1:
-            make_stages(model, self.settings.config, world)
         self.engine = make_engine(model, self.settings, world)
         self.data_rank = world.rank // sharing % self.settings.data_ranks
         """ranks that share matrices or sequences are neighbours, stages of a pipeline are not; both have one batch"""

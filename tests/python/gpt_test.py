@@ -36,6 +36,7 @@ import report  # noqa: E402
 import settings  # noqa: E402
 import weights  # noqa: E402
 from model import Gpt, ModelOptions  # noqa: E402
+from trainer import make_stages  # noqa: E402
 
 SEQ = 32
 MODEL = ["--layers", "2", "--d-model", "32", "--heads", "2", "--seq", str(SEQ), "--batch", "2", "--eval-windows", "5"]
@@ -502,6 +503,11 @@ class Parts(unittest.TestCase):
             with self.subTest(arguments=arguments), self.assertRaisesRegex(zeroth.Error, named) as caught:
                 self.parse(*arguments)
             self.assertEqual(caught.exception.exit_code, 64)
+
+    def test_stages_that_would_share_sequences_are_refused(self) -> None:
+        wanted = settings.make_settings(self.parse("--mesh", "pp=2,sp=2"), 4)
+        with self.assertRaisesRegex(zeroth.Error, "share no sequences here.*expected: sp=1 beside pp; got: sp=2"):
+            make_stages(small_model(), wanted, zeroth.World.from_environment())
 
     def test_the_twin_refuses_the_same_meshes(self) -> None:
         for mesh in ("", "tp=2,tp=2"):

@@ -169,7 +169,7 @@ class Trainer(unittest.TestCase):
     @tier.long
     def test_meshes_give_the_losses_of_data_parallel_ranks(self) -> None:
         """Sums over ranks are in another order: to 1e-6 of the value."""
-        for mesh, ranks, others in (("pp=4", 4, 1), ("pp=2,dp=2", 4, 2)):
+        for mesh, ranks, others in (("pp=4", 4, 1), ("pp=2,dp=2", 4, 2), ("pp=2,tp=2", 4, 1)):
             for stage in range(4):
                 arguments = ("--accumulate", "3", "--zero-stage", str(stage))
                 flat, flat_said = self.train(others, *arguments)
