@@ -9,6 +9,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
+#include <limits>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -17,6 +20,9 @@
 
 namespace zeroth::libtorch {
 namespace {
+
+/// Stands for a late edge that leads to a product.
+constexpr std::uint64_t kNoLeaf = std::numeric_limits<std::uint64_t>::max();
 
 using torch::autograd::AccumulateGrad;
 using torch::autograd::Edge;
@@ -51,6 +57,18 @@ AccumulateGrad* parameter_behind(const Edge& edge) {
   }
   return nullptr;
 }
+
+/// Hands a gradient that is ready to a parameter, in the place that the parameter's first use in the forward pass gives
+/// it. A parameter that is a root of a run of its own comes before all operations: the engine of autograd takes
+/// AccumulateGrad first. Then parameters of all units would come before the first product of the last unit.
+class Handover : public Node {
+ public:
+  Handover(std::uint64_t sequence, const Edge& leaf, const at::Tensor& gradient) : Node(sequence, {leaf}) {
+    add_input_metadata(gradient);
+  }
+
+  variable_list apply(variable_list&& gradients) override { return std::move(gradients); }
+};
 
 /// The nodes behind some edges, each once.
 std::vector<std::shared_ptr<Node>> nodes_behind(const edge_list& roots) {
@@ -137,11 +155,11 @@ void ChunkGraph::backward_inputs(const std::vector<at::Tensor>& gradients) {
 /// Of the graph W needs the products and what leads from them to parameters. Their edges to the rest are cut, so that W
 /// does not go on there, and the rest frees what it saved.
 void ChunkGraph::keep_late_alone(const edge_list& roots, const std::unordered_set<const Node*>& of_inputs) {
+  std::unordered_set<const Node*> late;  // products, and parameters whose gradients I computed
+  for (const Edge& edge : late_edges_) late.insert(edge.function.get());
   for (const auto& node : nodes_behind(roots)) {
     if (parameter_behind({node, 0}) != nullptr) continue;
-    const bool runs_late =
-        std::ranges::any_of(late_edges_, [&](const Edge& late) { return late.function.get() == node.get(); });
-    if (!runs_late) {
+    if (!late.contains(node.get())) {
       node->release_variables();
       continue;
     }
@@ -149,7 +167,7 @@ void ChunkGraph::keep_late_alone(const edge_list& roots, const std::unordered_se
     // take an edge away cannot. The node itself is no constant.
     for (Edge& next : const_cast<edge_list&>(node->next_edges())) {
       const Node* const leaf = next.is_valid() ? parameter_behind(next) : nullptr;
-      if (leaf == nullptr || of_inputs.contains(leaf)) next = Edge();
+      if (leaf == nullptr || of_inputs.contains(leaf) || late.contains(leaf)) next = Edge();
     }
   }
 }
@@ -158,7 +176,11 @@ void ChunkGraph::find_late(const edge_list& roots, const std::unordered_set<cons
   late_edges_.clear();
   const std::vector<std::shared_ptr<Node>> nodes = nodes_behind(roots);
   std::unordered_map<const Node*, std::shared_ptr<Node>> leaves;
-  std::unordered_map<const Node*, bool> parameters;  // whether products alone use it
+  struct Uses {
+    bool by_products = true;  // and by nothing else
+    std::uint64_t first = 0;  // sequence number of the first use in the forward pass
+  };
+  std::unordered_map<const Node*, Uses> parameters;
   const auto parameter_of = [&](const Edge& edge) -> const Node* {
     const Node* leaf = edge.is_valid() ? parameter_behind(edge) : nullptr;
     return leaf == nullptr || of_inputs.contains(leaf) ? nullptr : leaf;
@@ -169,20 +191,24 @@ void ChunkGraph::find_late(const edge_list& roots, const std::unordered_set<cons
     for (const Edge& edge : node->next_edges()) {
       const Node* const leaf = parameter_of(edge);
       if (leaf == nullptr) continue;
-      const auto [found, fresh] = parameters.try_emplace(leaf, true);
-      found->second = found->second && is_product(*node);
+      const auto [found, fresh] = parameters.try_emplace(leaf, Uses{.first = node->sequence_nr()});
+      found->second.by_products = found->second.by_products && is_product(*node);
+      found->second.first = std::min(found->second.first, node->sequence_nr());
     }
   }
   for (const auto& node : nodes) {
     const bool is_late = is_product(*node) && std::ranges::any_of(node->next_edges(), [&](const Edge& edge) {
                            const Node* const leaf = parameter_of(edge);
-                           return leaf != nullptr && parameters.at(leaf);
+                           return leaf != nullptr && parameters.at(leaf).by_products;
                          });
     if (is_late) late_edges_.emplace_back(node, 0);
   }
-  for (const auto& [leaf, by_products] : parameters) {
-    (by_products ? deferred_ : whole_) += 1;
-    if (!by_products) late_edges_.emplace_back(leaves.at(leaf), 0);
+  late_leaves_.assign(late_edges_.size(), kNoLeaf);
+  for (const auto& [leaf, uses] : parameters) {
+    (uses.by_products ? deferred_ : whole_) += 1;
+    if (uses.by_products) continue;
+    late_edges_.emplace_back(leaves.at(leaf), 0);
+    late_leaves_.push_back(uses.first);
   }
 }
 
@@ -191,11 +217,15 @@ void ChunkGraph::backward_weights() {
   variable_list gradients;
   for (std::size_t at = 0; at < late_edges_.size(); ++at) {
     if (!late_gradients_[at].defined()) continue;
-    edges.push_back(late_edges_[at]);
-    gradients.push_back(late_gradients_[at]);
+    const Edge& late = late_edges_[at];
+    const at::Tensor& gradient = late_gradients_[at];
+    edges.push_back(
+        late_leaves_[at] == kNoLeaf ? late : Edge(std::make_shared<Handover>(late_leaves_[at], late, gradient), 0));
+    gradients.push_back(gradient);
   }
   if (!edges.empty()) run(edges, gradients, /*keeps_graph=*/false, /*accumulates=*/true, {});
   late_edges_.clear();
+  late_leaves_.clear();
   late_gradients_.clear();
 }
 

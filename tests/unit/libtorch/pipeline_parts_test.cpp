@@ -78,6 +78,53 @@ TEST(ChunkGraph, BackwardInTwoPartsHasTheBitsOfOne) {
   }
 }
 
+TEST(ChunkGraph, ABiasThatAnotherOperationUsesIsCountedOnce) {
+  const auto gradients = [](bool in_parts) {
+    torch::manual_seed(5);
+    torch::nn::Linear layer(4, 4);
+    layer->to(at::kDouble);
+    const at::Tensor x = at::randn({3, 4}, at::kDouble).requires_grad_();
+    const at::Tensor y = layer(x) * layer->bias;
+    ChunkGraph graph({x}, {y});
+    const at::Tensor dy = at::randn({3, 4}, at::kDouble);
+    if (in_parts) {
+      graph.backward_inputs({dy});
+      graph.backward_weights();
+      EXPECT_EQ(graph.deferred(), 1U) << "the weight";
+      EXPECT_EQ(graph.whole(), 1U) << "the bias";
+    } else {
+      graph.backward({dy});
+    }
+    return std::vector<at::Tensor>{layer->weight.grad(), layer->bias.grad()};
+  };
+  const std::vector<at::Tensor> whole = gradients(false);
+  const std::vector<at::Tensor> parts = gradients(true);
+  for (std::size_t at = 0; at < whole.size(); ++at) EXPECT_TRUE(at::equal(parts[at], whole[at])) << at;
+}
+
+TEST(ChunkGraph, WeightsGetTheirGradientsUnitAfterUnit) {
+  constexpr int kUnits = 4;
+  torch::manual_seed(7);
+  const at::Tensor x = at::randn({3, 6}).requires_grad_();
+  std::vector<torch::nn::LayerNorm> norms;
+  std::vector<torch::nn::Linear> layers;
+  at::Tensor y = x;
+  for (int unit = 0; unit < kUnits; ++unit) {
+    norms.emplace_back(torch::nn::LayerNormOptions({6}));
+    layers.emplace_back(6, 6);
+    y = layers.back()(norms.back()(y));
+  }
+  ChunkGraph graph({x}, {y});
+  graph.backward_inputs({at::ones_like(y)});
+  std::vector<int> order;  // the unit of each gradient
+  for (int unit = 0; unit < kUnits; ++unit) {
+    for (const at::Tensor& parameter : {norms[unit]->weight, norms[unit]->bias, layers[unit]->weight})
+      parameter.register_hook([&order, unit](const at::Tensor&) { order.push_back(unit); });
+  }
+  graph.backward_weights();
+  EXPECT_EQ(order, (std::vector<int>{3, 3, 3, 2, 2, 2, 1, 1, 1, 0, 0, 0}));
+}
+
 TEST(StageValues, FormsComeBack) {
   const SentValues values{
       .tensors = {at::zeros({2, 3}), at::Tensor(), at::zeros({}, at::kLong), at::zeros({0, 5}, at::kBool)},
