@@ -215,10 +215,11 @@ class Engine:
             raise
         self._core.close_backward(seen)
 
-    def train_batch(self, data_iter: Iterable[Any]) -> tuple[_C.StepResult, float]:
+    def train_batch(self, data_iter: Iterable[Any] | None) -> tuple[_C.StepResult, float]:
         """One step of a pipeline (zeroth.mesh.pp): takes gradient_accumulation_steps micro-batches from `data_iter`, an
         iterator, runs this stage's part of the schedule, and updates. All stages of a pipeline are given the same
-        micro-batches; batches differ over dp. Returns the result of the step and the mean loss, on all ranks.
+        micro-batches; batches differ over dp. None will do on stages in the middle of a list of layers. Returns the
+        result of the step and the mean loss, on all ranks.
 
         Without a pipeline it is a loop of forward, backward and step() over the micro-batches; the model returns its
         loss. Collective and blocking. Raises Error, and whatever the model raises: MISMATCH if there are too few
@@ -237,7 +238,11 @@ class Engine:
         return result, self.average(total / micro_steps)
 
     def eval_batch(
-        self, data_iter: Iterable[Any], *, micro_batches: int | None = None, weights: Sequence[float] | None = None
+        self,
+        data_iter: Iterable[Any] | None,
+        *,
+        micro_batches: int | None = None,
+        weights: Sequence[float] | None = None,
     ) -> float:
         """The mean loss over `micro_batches` micro-batches, default as many as train_batch() takes, without gradients,
         on all ranks. `weights`: of this rank's micro-batches, from 0, the same on all stages of a pipeline, for a mean
@@ -267,12 +272,11 @@ class Engine:
         batches of their own get their own outputs. Collective over all ranks, blocks. Wire: the outputs once to each
         stage. Raises Error MODEL on all ranks for outputs that cannot be sent, and whatever the model raises."""
         if self._pipeline is not None:
-            (made,) = self._of_user([batch])
-            return self._pipeline.outputs(made)
+            return self._pipeline.outputs(self._made(batch))
         with torch.no_grad():
-            return self._called(next(iter(self._of_user([batch]))), loss=False)
+            return self._called(self._made(batch), loss=False)
 
-    def pipeline_step(self, data_iter: Iterable[Any]) -> "contextlib.AbstractContextManager[PipelineStep]":
+    def pipeline_step(self, data_iter: Iterable[Any] | None) -> "contextlib.AbstractContextManager[PipelineStep]":
         """A step like train_batch(), whose actions the caller runs, with code of its own between them::
 
             with engine.pipeline_step(batches) as step:
@@ -320,13 +324,17 @@ class Engine:
             return output if loss_fn is None or not loss else loss_fn(output, labels)
         return self(**batch) if isinstance(batch, dict) else self(*batch) if isinstance(batch, tuple) else self(batch)
 
-    def _of_user(self, data_iter: Iterable[Any]) -> Iterable[Any]:
-        return data_iter if self._batch_fn is None else map(self._batch_fn, data_iter)
+    def _made(self, batch: Any) -> Any:
+        return batch if self._batch_fn is None else self._batch_fn(batch)
 
-    def _taken(self, data_iter: Iterable[Any], count: int) -> list[Any]:
+    def _of_user(self, data_iter: Iterable[Any] | None) -> Iterable[Any] | None:
+        return None if data_iter is None else map(self._made, data_iter)
+
+    def _taken(self, data_iter: Iterable[Any] | None, count: int) -> list[Any]:
         from zeroth.pipe.batches import take  # it needs what this module needs
 
-        return take(self._of_user(data_iter), count, where="python.engine", who=f"rank {self._rank}/{self._world_size}")
+        batches = self._of_user(data_iter) or ()
+        return take(batches, count, where="python.engine", who=f"rank {self._rank}/{self._world_size}")
 
     def _push(self) -> None:
         if self._optimizer is not None:

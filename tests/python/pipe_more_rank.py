@@ -112,6 +112,11 @@ def outputs_of_every_kind() -> None:
     for name, value in MIXED.items():
         assert inner[name].dtype == value.dtype and torch.equal(inner[name], value), name
     engine.close(keep_parameters=False)
+    engine = of_list(lambda y: y.square().mean())  # no layer of stage 1 reads the micro-batch
+    last = engine.is_last_stage()
+    _, loss = engine.train_batch(None if last else [x])
+    assert engine.eval_batch(None if last else [x]) < loss
+    engine.close(keep_parameters=False)
     engine = of_list(lambda y: types.SimpleNamespace(y=y))
     with refused("MODEL", "cannot be sent to another rank.*which: SimpleNamespace"):
         engine.outputs(x)
@@ -288,6 +293,8 @@ def refusals() -> None:
         engine.train_batch(batches(0, 2))
     with refused("MISMATCH", "too few micro-batches.*expected: 4 micro-batches; got: 3"):
         engine.eval_batch(batches(0, 3), micro_batches=4)
+    with refused("USAGE", "a stage that needs micro-batches is given none.*expected: an iterator"):
+        engine.train_batch(None)  # blocks take masks from it
     inputs, _ = batch(0, 0)
     with refused("USAGE", r"a forward of the whole model.*engine\.train_batch\(batches\) and engine\.eval_batch"):
         engine(**inputs)

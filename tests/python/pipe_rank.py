@@ -63,6 +63,7 @@ TABLES = {
         Row("gpt2", 4, micro=2, stage=3, policy="per_step"),
         Row("llama", 2, "zb-h1", micro=3, stage=3, unshard="step", policy="per_step"),
         Row("qwen2", 2, "zb-v", micro=2, stage=3),
+        Row("gpt2", 2, "zb-h1", micro=1, stage=2),
     ],
 }
 TABLES["tp"] = [

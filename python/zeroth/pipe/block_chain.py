@@ -66,6 +66,9 @@ class BlockChain:
             for name, paths in zip(self._names, inside, strict=True)
         )
 
+    def reads_batch(self, first: int, last: int) -> bool:
+        return True
+
     def run(self, first: int, last: int, values: Any, batch: Any) -> Any:
         require_range(first, last, self._names, values)
         args, kwargs, labels = self._arguments(batch)

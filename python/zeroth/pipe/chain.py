@@ -45,6 +45,9 @@ class Chain(Protocol):
     def notes(self) -> Sequence[str]:
         """What users should know, for the log."""
 
+    def reads_batch(self, first: int, last: int) -> bool:
+        """Whether run() of these layers takes anything of the micro-batch."""
+
     def run(self, first: int, last: int, values: Any, batch: Any) -> Any:
         """Runs layers first..last-1 on one micro-batch. `values`: what layer first - 1 returned, None if first is 0: a
         tensor, or tuples, lists and dicts of tensors and plain values. Returns what layer `last` is to be given, or the

@@ -82,6 +82,9 @@ class ListChain:
             else:
                 yield one
 
+    def reads_batch(self, first: int, last: int) -> bool:
+        return first == 0 or (last == len(self._names) and self.loss_fn is not None)
+
     def run(self, first: int, last: int, values: Any, batch: Any) -> Any:
         require_range(first, last, self._names, values)
         inputs, labels = parts_of(batch)

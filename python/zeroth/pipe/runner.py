@@ -51,12 +51,12 @@ class Runner:
             owners_of_buffers(done),
         )
 
-    def train_batch(self, batches: Iterable[Any]) -> tuple[_C.StepResult, float]:
+    def train_batch(self, batches: Iterable[Any] | None) -> tuple[_C.StepResult, float]:
         """See Engine.train_batch()."""
         with self._given(batches, self.done.micro_batches):
             return self.core.train_batch()
 
-    def eval_batch(self, batches: Iterable[Any], count: int, weights: Sequence[float] | None) -> float:
+    def eval_batch(self, batches: Iterable[Any] | None, count: int, weights: Sequence[float] | None) -> float:
         """The mean over `count` micro-batches, and over the ranks with batches of their own, of the loss; with
         `weights` of the loss times its weight."""
         with self._given(batches, count):
@@ -79,7 +79,7 @@ class Runner:
         return shared(kept[0] if kept else None, root, self.done.mesh.axis("pp"), self._device)
 
     @contextlib.contextmanager
-    def step(self, batches: Iterable[Any], end: StepEnd) -> Iterator[PipelineStep]:
+    def step(self, batches: Iterable[Any] | None, end: StepEnd) -> Iterator[PipelineStep]:
         """See Engine.pipeline_step(). `end` is told the result."""
         with self._given(batches, self.done.micro_batches):
             step = PipelineStep(self.core, end)
@@ -91,7 +91,7 @@ class Runner:
                 raise
 
     @contextlib.contextmanager
-    def _given(self, batches: Iterable[Any], count: int) -> Iterator[None]:
+    def _given(self, batches: Iterable[Any] | None, count: int) -> Iterator[None]:
         """The micro-batches of the step that runs inside."""
         if self._left:
             refuse(
@@ -102,11 +102,29 @@ class Runner:
                 expected="all actions of a step",
                 hint="close() the engine and go on from a checkpoint: the other stages have run another part of it",
             )
+        if batches is None:
+            self._require_no_reader()
+            batches = [None] * count
         self._batches = take(batches, count, where=_WHERE, who=self._who)
         try:
             yield
         finally:
             self._batches, self._weights = [], None
+
+    def _require_no_reader(self) -> None:
+        done = self.done
+        for chunk in done.chunks_of(done.stage):
+            if done.chain.reads_batch(done.bounds[chunk], done.bounds[chunk + 1]):
+                refuse(
+                    "a stage that needs micro-batches is given none",
+                    where=_WHERE,
+                    who=self._who,
+                    which=f"chunk {chunk}",
+                    expected="an iterator of micro-batches",
+                    got="None",
+                    hint="None is for stages in the middle of a list of layers; blocks of a transformers model take "
+                    "masks and positions from the micro-batch",
+                )
 
     @property
     def _who(self) -> str:
