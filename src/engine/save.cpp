@@ -18,8 +18,8 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <optional>
-#include <set>
 #include <utility>
 
 namespace zeroth {
@@ -211,11 +211,18 @@ std::string Engine::describe_all_params() {
 
 void Engine::add_params_of_others(Manifest& manifest, const std::string& all) {
   if (all.empty()) return;
-  std::set<std::string> names;
-  for (const CheckpointParam& param : manifest.params) names.insert(param.name);
+  std::map<std::string, std::size_t> known;
+  for (std::size_t at = 0; at < manifest.params.size(); ++at) known.emplace(manifest.params[at].name, at);
   for (const Json& text : Json::parse(all)) {
     for (CheckpointParam& param : manifest_of(text.get<std::string>(), "a rank's parameters").params) {
-      if (names.insert(param.name).second) manifest.params.push_back(std::move(param));
+      const auto [found, fresh] = known.try_emplace(param.name, manifest.params.size());
+      if (fresh) {
+        manifest.params.push_back(std::move(param));
+        continue;
+      }
+      // Ranks that have no elements of a parameter, as other stages, do not update it.
+      std::int64_t& updates = manifest.params[found->second].updates;
+      updates = std::max(updates, param.updates);
     }
   }
 }
