@@ -23,7 +23,7 @@ GroupHyper hyper_of(const ParamGroup& group, GroupHyper otherwise) {
 EngineBase::EngineBase(std::shared_ptr<torch::nn::Module> model, Config config, const World& world,
                        EngineOptions options)
     : owner_(model) {
-  ScannedModel scanned = scan_model(*model, options.groups, options.trainable_later);
+  ScannedModel scanned = scan_model(*model, options);
   runtime_ = Runtime::create(std::move(scanned.model), std::move(config), world, std::move(options));
   for (std::size_t unit = 0; unit < scanned.wrappers.size(); ++unit) {
     if (scanned.wrappers[unit] != nullptr) scanned.wrappers[unit]->connect(runtime_, static_cast<int>(unit));

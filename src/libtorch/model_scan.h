@@ -7,7 +7,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
-#include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -19,9 +19,14 @@ struct ScannedModel {
 };
 
 /// Finds the Units of a module and everything in them; see describe_model().
-[[nodiscard]] ScannedModel scan_model(
-    torch::nn::Module& model, const std::vector<ParamGroup>& groups,
-    const std::function<bool(const std::string& name, const at::Tensor& parameter)>& trainable_later);
+/// What modules say of their parameters, by the parameters' names.
+[[nodiscard]] std::map<std::string, ParameterBox> boxes_of(torch::nn::Module& model);
+
+/// Of the options: groups, trainable_later and box_of.
+[[nodiscard]] ScannedModel scan_model(torch::nn::Module& model, const EngineOptions& options);
+
+/// A parameter's name, without the modules that units put around others.
+[[nodiscard]] std::string plain_name(const std::string& name);
 
 /// The dtype of a parameter that trains; throws kModel naming `name` for others.
 [[nodiscard]] DType dtype_of(const at::Tensor& tensor, const std::string& name);

@@ -105,6 +105,11 @@ void share_parameters(ModelDescription& model, const Config& config, EngineSetti
              {.where = "libtorch.scan",
               .which = "/zeroth/mesh/tp = " + std::to_string(config.mesh.tp),
               .expected = "modules of zeroth/libtorch/tensor_parallel.h, or zeroth.parallelize(model)"});
+    const bool staged = std::ranges::any_of(model.axes, [](const ParamAxes& one) { return !one.stages.empty(); });
+    ZR_CHECK(staged || config.mesh.pp <= 1, ErrorCode::kModel, "the model is not cut into stages",
+             {.where = "libtorch.scan",
+              .which = "/zeroth/mesh/pp = " + std::to_string(config.mesh.pp),
+              .expected = "zeroth/libtorch/pipeline_engine.h, or zeroth.pipeline(model)"});
     return group_by_axes(model.params, model.axes, settings);
   }
   if (!any) return;

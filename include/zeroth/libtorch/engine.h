@@ -56,6 +56,9 @@ struct EngineOptions {
   /// and dtype; undefined for parameters that have theirs. Called while the engine is built, unit by unit, and each
   /// unit's values are dropped when they are sharded. The parameter's own memory is not read then.
   std::function<at::Tensor(const std::string& name)> initial_value{};
+  /// What a rank's parameter is of the whole model's, in the place of what its module says (SplitModule). Unset, or
+  /// none: that.
+  std::function<std::optional<ParameterBox>(const std::string& name, const at::Tensor& parameter)> box_of{};
   LogLevel log_level = LogLevel::kInfo;
   /// Shortest time between two progress lines of rank 0; 0: no such lines.
   Milliseconds progress_every{0};

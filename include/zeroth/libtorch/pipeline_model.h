@@ -1,0 +1,124 @@
+// A model as a list of layers, for the stages of a pipeline: layers in a row, a chunk is a run of them.
+//
+//   std::vector<Layer> layers{layer("embedding", net->embedding)};
+//   for (auto& block : net->blocks) layers.push_back(layer("block", block));
+//   layers.push_back({.name = "loss",
+//                     .forward = [head = net->head](const Tensors& h, const MicroBatch& batch) mutable -> Tensors {
+//                       return {torch::mse_loss(head(h[0]), batch.targets[0])};
+//                     },
+//                     .modules = {net->head.ptr()}});
+//
+// Which parameters a layer uses is what its modules hold, and what it lists beside them. A parameter of several layers
+// is a tied weight: the stages of all of them have it, and its gradients are summed once.
+#pragma once
+
+#include <zeroth/base/error.h>
+#include <zeroth/libtorch/unit.h>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <array>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace zeroth::libtorch {
+
+using Tensors = std::vector<at::Tensor>;
+
+/// What a pipeline trains on at a time. All stages of a pipeline get the same ones.
+struct MicroBatch {
+  Tensors inputs{};   ///< the first layer's values
+  Tensors targets{};  ///< what layers read beside their values: labels, masks, weights
+};
+
+/// Returns the values of the next layer: any number of tensors of any shapes, which may change from micro-batch to
+/// micro-batch. Floating ones may have gradients; an undefined one arrives undefined. They must not be written to any
+/// more. The last layer of the model returns the loss, one element, as its first tensor.
+using LayerForward = std::function<Tensors(const Tensors& values, const MicroBatch& batch)>;
+
+struct Layer {
+  std::string name{};  ///< for messages
+  LayerForward forward{};
+  std::vector<std::shared_ptr<torch::nn::Module>> modules{};  ///< whose parameters the layer uses
+  Tensors parameters{};                                       ///< that it uses beside those
+  /// Of the layer when layers are cut into chunks, in the unit of parameters; unset: its parameters.
+  std::optional<double> cost{};
+};
+
+namespace detail {
+
+template <class T>
+struct ForwardOf;
+template <class C, class R, class... Args>
+struct ForwardOf<R (C::*)(Args...)> {
+  static constexpr std::size_t kValues = sizeof...(Args);
+  static constexpr bool kTakesTensors = (std::is_convertible_v<const at::Tensor&, Args> && ...);
+};
+template <class C, class R, class... Args>
+struct ForwardOf<R (C::*)(Args...) const> : ForwardOf<R (C::*)(Args...)> {};
+
+/// Throws kModel with the layer's name.
+inline void require_values(const std::string& name, std::size_t expected, std::size_t got) {
+  ZR_CHECK(expected == got, ErrorCode::kModel, "a layer takes another number of tensors than it is given",
+           {.where = "libtorch.pipeline",
+            .which = "layer " + name,
+            .expected = std::to_string(expected),
+            .got = std::to_string(got),
+            .hint = "the first layer gets MicroBatch::inputs, any other what the layer before it returns"});
+}
+
+}  // namespace detail
+
+/// A layer of one module (a TORCH_MODULE holder, or a Unit of one), whose forward takes the values, one argument each,
+/// and returns a tensor, or a pair, a tuple or a vector of tensors. It must not be a template or overloaded: such a
+/// module is in a Layer with a function around it.
+template <class Holder>
+[[nodiscard]] Layer layer(std::string name, Holder module) {
+  using Forward = detail::ForwardOf<decltype(&Holder::ContainedType::forward)>;
+  static_assert(Forward::kTakesTensors, "the forward of a layer's module takes tensors");
+  Layer made{.name = name, .modules = {module.ptr()}};
+  made.forward = [name, module](const Tensors& values, const MicroBatch&) mutable {
+    detail::require_values(name, Forward::kValues, values.size());
+    Tensors results;
+    [&]<std::size_t... At>(std::index_sequence<At...>) {
+      collect_tensors(module->forward(values[At]...), results);
+    }(std::make_index_sequence<Forward::kValues>());
+    return results;
+  };
+  return made;
+}
+
+/// The modules of a torch::nn::Sequential, each a layer that takes one tensor and returns one.
+template <class Sequential>
+[[nodiscard]] std::vector<Layer> layers_of(const Sequential& modules) {
+  std::vector<Layer> layers;
+  const std::vector<std::string> names = modules->named_children().keys();
+  for (auto& module : *modules) {
+    Layer made{.name = names[layers.size()], .modules = {module.ptr()}};
+    made.forward = [name = made.name, module = module](const Tensors& values, const MicroBatch&) mutable -> Tensors {
+      detail::require_values(name, 1, values.size());
+      return {module.forward(values[0])};
+    };
+    layers.push_back(std::move(made));
+  }
+  return layers;
+}
+
+/// Bounds of so many chunks: chunk c has the layers result[c] to result[c + 1] - 1, at least one. `split`, as
+/// zeroth.pipeline.split: "parameters", the largest sum of a chunk's parameters is as small as it can be, see
+/// cut_layers(), and a tied weight counts in each of its layers; "balanced", the same without the tables of
+/// torch::nn::Embedding and VocabEmbedding in the layer that uses them first, for to look up rows takes no time;
+/// "uniform", equal numbers of layers. Layer::cost replaces what a layer costs, not with "uniform". Local, and the same
+/// on all ranks for the same layers, before parameters have been given away. Throws kUsage for fewer layers than chunks
+/// and another split.
+[[nodiscard]] std::vector<int> cut(const std::vector<Layer>& layers, int chunks, std::string_view split = "balanced");
+
+}  // namespace zeroth::libtorch

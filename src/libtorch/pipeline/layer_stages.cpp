@@ -1,0 +1,299 @@
+#include "libtorch/pipeline/layer_stages.h"
+
+#include "libtorch/model_scan.h"
+#include "libtorch/pipeline/layer_list.h"
+#include "libtorch/pipeline/stage_values.h"
+#include "libtorch/runtime.h"
+
+#include <zeroth/base/error.h>
+#include <zeroth/engine/settings.h>
+#include <zeroth/program/passes.h>
+#include <zeroth/program/schedules.h>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <utility>
+
+namespace zeroth::libtorch {
+namespace {
+
+constexpr const char* kStagesWhere = "libtorch.pipeline";
+
+StepProgram program_of(const Config& config, int world) {
+  const StepProgram schedule = make_schedule(config.pipeline.schedule, {.ranks = config.mesh.pp,
+                                                                        .micro_batches = micro_steps_of(config, world),
+                                                                        .chunks_per_rank = config.pipeline.chunks});
+  const ShardingPlan plan = make_settings(config, {.world = world}, {group_hyper(config)}).plan;
+  const bool kept = plan.gathers_parameters() && config.pipeline.unshard == "step";
+  return lower(schedule, {.gathers = kept ? Gathers::kKept : Gathers::kNone});
+}
+
+/// The ranks of the mesh; a pipeline of one stage is an axis too.
+Mesh mesh_with_stages(const Config& config, const World& world) {
+  MeshSpec axes = mesh_of(config, world.size());
+  if (config.mesh.pp <= 1) axes.axes.insert(axes.axes.begin(), {.name = std::string(kPipelineAxis), .size = 1});
+  return world.mesh(axes, make_comm_options(config, world.size()));
+}
+
+void require_bounds(const std::vector<int>& bounds, int chunks, std::size_t layers) {
+  std::string text;
+  for (const int bound : bounds) text += (text.empty() ? "" : ", ") + std::to_string(bound);
+  const bool fits = bounds.size() == static_cast<std::size_t>(chunks) + 1 && bounds.front() == 0 &&
+                    bounds.back() == static_cast<int>(layers) &&
+                    std::ranges::adjacent_find(bounds, std::greater_equal()) == bounds.end();
+  ZR_CHECK(fits, ErrorCode::kUsage, "the bounds of chunks do not fit the layers",
+           {.where = kStagesWhere,
+            .which = "bounds",
+            .expected = "0, then the first layer of each other chunk, then " + std::to_string(layers) + ": " +
+                        std::to_string(chunks + 1) + " ascending numbers",
+            .got = text});
+}
+
+/// Rank 0's bounds, for ranks that share matrices may have different parts, and so different costs. `given`: they are
+/// the user's, and must be alike.
+std::vector<int> agree(std::vector<int> bounds, bool given, const Communicator& world) {
+  std::vector<std::int64_t> first(bounds.begin(), bounds.end());
+  world.broadcast(std::span(first), 0);
+  const std::vector<int> agreed(first.begin(), first.end());
+  const bool differ = agreed.back() != bounds.back() || (given && agreed != bounds);
+  std::int64_t others = differ ? 1 : 0;
+  world.all_reduce(std::span(&others, 1));
+  ZR_CHECK(others == 0, ErrorCode::kMismatch, "ranks cut the model in different ways",
+           {.where = kStagesWhere,
+            .who = std::to_string(others) + " of " + std::to_string(world.size()) + " ranks",
+            .expected = "the layers and bounds of rank 0",
+            .hint = "give all ranks the same list of layers and the same bounds"});
+  return agreed;
+}
+
+/// Nothing of it but its dtype, its device and its number of dimensions.
+void drop_values(const at::Tensor& parameter) {
+  std::vector<std::int64_t> shape = parameter.sizes().vec();
+  shape[0] = 0;
+  at::Tensor(parameter).set_data(at::empty(shape, parameter.options().requires_grad(false)));
+}
+
+ParameterBox box_on_stages(const at::Tensor& parameter, ParameterBox box, std::vector<int> stages) {
+  if (box.logical_shape.empty()) {
+    box.logical_shape = parameter.sizes().vec();
+    box.offset.assign(box.logical_shape.size(), 0);
+  }
+  box.axes.stages = std::move(stages);
+  return box;
+}
+
+std::span<std::uint8_t> writable_bytes(const at::Tensor& tensor) {
+  return {static_cast<std::uint8_t*>(tensor.mutable_data_ptr()), tensor.nbytes()};
+}
+
+}  // namespace
+
+LayerStages::LayerStages(torch::nn::Module& model, std::vector<Layer> layers, const Config& config, const World& world,
+                         const EngineOptions& options, std::vector<int> bounds)
+    : layers_(std::move(layers)) {
+  require_layers(layers_);
+  config.validate();
+  program_ = program_of(config, world.size());
+  const bool given = !bounds.empty();
+  if (given) {
+    require_bounds(bounds, program_.chunks(), layers_.size());
+  } else {
+    bounds = cut(layers_, program_.chunks(), config.pipeline.split);
+  }
+  require_all_parameters(model);
+  const Mesh mesh = mesh_with_stages(config, world);
+  bounds_ = agree(std::move(bounds), given, mesh.world());
+  ranks_of_stage_ = world.size() / program_.ranks();
+  ranks_.emplace(mesh.axis(kPipelineAxis));
+  if (config.pipeline.scatter && config.mesh.tp > 1 && config.mesh.norms == "whole") copies_.emplace(mesh.axis("tp"));
+  if (program_.ranks() > 1) give_away(model, options);
+}
+
+void LayerStages::require_all_parameters(const torch::nn::Module& model) const {
+  std::set<const at::TensorImpl*> listed;
+  std::set<const at::TensorImpl*> known;
+  for (const Layer& layer : layers_) {
+    for (const at::Tensor& parameter : parameters_of(layer)) listed.insert(parameter.unsafeGetTensorImpl());
+  }
+  for (const auto& item : model.named_parameters(/*recurse=*/true)) {
+    if (!item.value().defined()) continue;
+    known.insert(item.value().unsafeGetTensorImpl());
+    ZR_CHECK(listed.contains(item.value().unsafeGetTensorImpl()), ErrorCode::kModel,
+             "a parameter of the model is in no layer of its pipeline",
+             {.where = kStagesWhere,
+              .which = plain_name(item.key()),
+              .expected = "each parameter in the layers that use it",
+              .hint = "add its module to Layer::modules, or the parameter to Layer::parameters"});
+  }
+  for (const Layer& layer : layers_) {
+    for (const at::Tensor& parameter : parameters_of(layer)) {
+      ZR_CHECK(known.contains(parameter.unsafeGetTensorImpl()), ErrorCode::kModel,
+               "a layer of the pipeline has a parameter that the model has not",
+               {.where = kStagesWhere,
+                .which = "layer " + layer.name + ", a parameter of " + c10::str(parameter.sizes()),
+                .hint = "register the layer's modules in the model, with register_module()"});
+    }
+  }
+}
+
+std::span<const Layer> LayerStages::layers_of_chunk(int chunk) const {
+  const auto begin = static_cast<std::size_t>(bounds_[static_cast<std::size_t>(chunk)]);
+  const auto end = static_cast<std::size_t>(bounds_[static_cast<std::size_t>(chunk) + 1]);
+  return std::span(layers_).subspan(begin, end - begin);
+}
+
+std::map<const at::TensorImpl*, std::set<int>> LayerStages::stages_of_parameters() const {
+  std::map<const at::TensorImpl*, std::set<int>> stages;
+  for (int chunk = 0; chunk < program_.chunks(); ++chunk) {
+    for (const Layer& layer : layers_of_chunk(chunk)) {
+      for (const at::Tensor& parameter : parameters_of(layer))
+        stages[parameter.unsafeGetTensorImpl()].insert(program_.rank_of_chunk[static_cast<std::size_t>(chunk)]);
+    }
+  }
+  return stages;
+}
+
+void LayerStages::give_away(torch::nn::Module& model, const EngineOptions& options) {
+  const std::map<const at::TensorImpl*, std::set<int>> stages = stages_of_parameters();
+  const std::map<std::string, ParameterBox> own = boxes_of(model);  // while the parameters have their sizes
+  for (const auto& item : model.named_parameters(/*recurse=*/true)) {
+    const at::Tensor& parameter = item.value();
+    if (!parameter.defined() || boxes_.contains(parameter.unsafeGetTensorImpl())) continue;
+    const std::string name = plain_name(item.key());
+    const auto known = own.find(name);
+    ParameterBox box = known != own.end() ? known->second : ParameterBox{};
+    if (options.box_of) box = options.box_of(name, parameter).value_or(std::move(box));
+    const std::set<int>& users = stages.at(parameter.unsafeGetTensorImpl());
+    std::vector<int> on(users.begin(), users.end());
+    if (parameter.dim() == 0) {  // no box of it is empty
+      on.resize(static_cast<std::size_t>(program_.ranks()));
+      std::iota(on.begin(), on.end(), 0);
+    }
+    const bool here = std::ranges::find(on, ranks_->rank()) != on.end();
+    boxes_.emplace(parameter.unsafeGetTensorImpl(), box_on_stages(parameter, std::move(box), std::move(on)));
+    if (!here) drop_values(parameter);
+  }
+}
+
+EngineOptions LayerStages::with_boxes(EngineOptions options) const {
+  if (program_.ranks() == 1) return options;
+  options.box_of = [boxes = boxes_](const std::string&, const at::Tensor& parameter) -> std::optional<ParameterBox> {
+    const auto found = boxes.find(parameter.unsafeGetTensorImpl());
+    return found == boxes.end() ? std::nullopt : std::optional(found->second);
+  };
+  return options;
+}
+
+std::vector<std::vector<int>> LayerStages::units_of_chunks(const Runtime& runtime) const {
+  std::vector<std::vector<int>> units;
+  for (int chunk = 0; chunk < program_.chunks(); ++chunk) {
+    Tensors parameters;
+    for (const Layer& layer : layers_of_chunk(chunk)) {
+      const Tensors own = parameters_of(layer);
+      parameters.insert(parameters.end(), own.begin(), own.end());
+    }
+    units.push_back(runtime.units_of(parameters));
+  }
+  return units;
+}
+
+std::map<std::string, int> LayerStages::buffer_owners(const torch::nn::Module& model) const {
+  std::map<const at::TensorImpl*, int> first;  // stage
+  for (int chunk = 0; chunk < program_.chunks(); ++chunk) {
+    const int stage = program_.rank_of_chunk[static_cast<std::size_t>(chunk)];
+    for (const Layer& layer : layers_of_chunk(chunk)) {
+      for (const auto& module : layer.modules) {
+        for (const at::Tensor& buffer : module->buffers(/*recurse=*/true)) {
+          int& known = first.try_emplace(buffer.unsafeGetTensorImpl(), stage).first->second;
+          known = std::min(known, stage);
+        }
+      }
+    }
+  }
+  std::map<std::string, int> owners;
+  for (const auto& item : model.named_buffers(/*recurse=*/true)) {
+    const auto found = first.find(item.value().unsafeGetTensorImpl());
+    // The pipeline's axis is the outermost.
+    if (found != first.end() && found->second > 0)
+      owners.emplace(plain_name(item.key()), found->second * ranks_of_stage_);
+  }
+  return owners;
+}
+
+void LayerStages::require_count(std::size_t count) const {
+  ZR_CHECK(count == static_cast<std::size_t>(program_.micro_batches), ErrorCode::kMismatch,
+           "a stage of the pipeline has another number of micro-batches than a step",
+           {.where = kStagesWhere,
+            .who = "stage " + std::to_string(ranks_->rank()) + " of " + std::to_string(ranks_->size()),
+            .expected = "gradient_accumulation_steps, " + std::to_string(program_.micro_batches),
+            .got = std::to_string(count)});
+}
+
+ChunkValues LayerStages::forward(int chunk, int micro_batch, ChunkValues inputs) {
+  ZR_CHECK(micro_batch < static_cast<int>(batches_.size()), ErrorCode::kUsage, "a pipeline has no such micro-batch",
+           {.where = kStagesWhere,
+            .which = "micro-batch " + std::to_string(micro_batch),
+            .got = std::to_string(batches_.size()) + " of them",
+            .hint = "give() them before the step begins"});
+  const MicroBatch& batch = batches_[static_cast<std::size_t>(micro_batch)];
+  Tensors values = chunk == 0 ? batch.inputs : std::move(inputs.tensors);
+  for (const Layer& layer : layers_of_chunk(chunk)) values = layer.forward(values, batch);
+  if (chunk + 1 == program_.chunks()) {
+    if (keeps_outputs_) {
+      outputs_ = std::move(values);
+      values = {at::zeros({1})};
+    }
+    require_loss(values);
+    if (!weights_.empty()) values[0] = values[0].to(at::kDouble) * weights_[static_cast<std::size_t>(micro_batch)];
+  }
+  return {.tensors = std::move(values)};
+}
+
+void LayerStages::require_loss(const Tensors& values) const {
+  const bool any = !values.empty() && values[0].defined();
+  ZR_CHECK(any && values[0].numel() == 1, ErrorCode::kModel, "the last layer of a pipeline returns no loss",
+           {.where = kStagesWhere,
+            .which = "layer " + layers_.back().name,
+            .expected = "a tensor of one element, as the first one",
+            .got = any ? values[0].toString() + " " + c10::str(values[0].sizes()) : "no tensor",
+            .hint = "outputs() runs models whose last layer returns something else"});
+}
+
+Tensors LayerStages::share_outputs() {
+  const int last = program_.rank_of_chunk.back();
+  const bool here = ranks_->rank() == last;
+  SentValues values{.tensors = std::exchange(outputs_, {})};
+  for (at::Tensor& tensor : values.tensors) tensor = tensor.defined() ? tensor.contiguous() : tensor;
+  values.has_gradient.assign(values.tensors.size(), false);
+  std::string form = here ? form_of(values) : "";
+  auto length = static_cast<std::int64_t>(form.size());
+  ranks_->broadcast(std::span(&length, 1), last);
+  form.resize(static_cast<std::size_t>(length));
+  ranks_->broadcast(std::span(reinterpret_cast<std::uint8_t*>(form.data()), form.size()), last);
+  if (!here) values = read_form(form, "stage " + std::to_string(last));
+  for (const at::Tensor& tensor : values.tensors) {
+    if (tensor.defined() && tensor.nbytes() > 0) ranks_->broadcast(writable_bytes(tensor), last);
+  }
+  return std::move(values.tensors);
+}
+
+std::string LayerStages::describe() const {
+  std::string text = "pipeline of " + std::to_string(program_.ranks()) + " stages, " +
+                     std::to_string(program_.chunks()) + " chunks, " + std::to_string(program_.micro_batches) +
+                     " micro-batches a step";
+  for (int stage = 0; stage < program_.ranks(); ++stage) {
+    text += "\n  stage " + std::to_string(stage) + ":";
+    for (const int chunk : program_.chunks_of(stage)) {
+      const std::span<const Layer> own = layers_of_chunk(chunk);
+      text += (text.back() == ':' ? " chunk " : "; chunk ") + std::to_string(chunk) + ": " + own.front().name;
+      if (own.size() > 1) text += " to " + own.back().name;
+    }
+  }
+  return text;
+}
+
+}  // namespace zeroth::libtorch

@@ -1,0 +1,79 @@
+// LayerStages: a list of layers, which stage of a pipeline has which, and the micro-batches of the step that runs.
+#pragma once
+
+#include <zeroth/comm/communicator.h>
+#include <zeroth/engine/config.h>
+#include <zeroth/engine/world.h>
+#include <zeroth/libtorch/engine.h>
+#include <zeroth/libtorch/pipeline.h>
+#include <zeroth/libtorch/pipeline_model.h>
+
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace zeroth::libtorch {
+
+class LayerStages {
+ public:
+  /// Cuts the layers, and takes the parameters of other stages out of `model`. Collective. What it throws: see
+  /// PipelineEngine.
+  LayerStages(torch::nn::Module& model, std::vector<Layer> layers, const Config& config, const World& world,
+              const EngineOptions& options, std::vector<int> bounds);
+
+  /// The options, with what each parameter is of the whole model.
+  [[nodiscard]] EngineOptions with_boxes(EngineOptions options) const;
+  /// Numbers of the engine's units that have parameters of a chunk, one list a chunk.
+  [[nodiscard]] std::vector<std::vector<int>> units_of_chunks(const Runtime& runtime) const;
+
+  /// For the next step, or evaluation. `weights`: of the losses, one a micro-batch, or none.
+  void give(std::vector<MicroBatch> batches, std::vector<double> weights = {}) {
+    batches_ = std::move(batches);
+    weights_ = std::move(weights);
+  }
+  /// Throws kMismatch for another number of micro-batches than a step has.
+  void require_count(std::size_t count) const;
+  /// The layers of a chunk on a micro-batch.
+  [[nodiscard]] ChunkValues forward(int chunk, int micro_batch, ChunkValues inputs);
+  /// While it is on, what the last layer returns is kept, and no loss is wanted of it.
+  void keep_outputs(bool on) { keeps_outputs_ = on; }
+  /// What was kept, on all stages. Collective over them.
+  [[nodiscard]] Tensors share_outputs();
+
+  [[nodiscard]] std::string describe() const;
+  /// PipelineOptions::buffer_owners.
+  [[nodiscard]] std::map<std::string, int> buffer_owners(const torch::nn::Module& model) const;
+  [[nodiscard]] const StepProgram& program() const { return program_; }
+  [[nodiscard]] const std::vector<int>& bounds() const { return bounds_; }
+  /// Those of this rank's pipeline, a stage each.
+  [[nodiscard]] const Communicator& ranks() const { return *ranks_; }
+  /// PipelineOptions::copies.
+  [[nodiscard]] const std::optional<Communicator>& copies() const { return copies_; }
+
+ private:
+  [[nodiscard]] std::span<const Layer> layers_of_chunk(int chunk) const;
+  [[nodiscard]] std::map<const at::TensorImpl*, std::set<int>> stages_of_parameters() const;
+  /// Each parameter of the model is in a layer, and each of a layer in the model.
+  void require_all_parameters(const torch::nn::Module& model) const;
+  /// Empties the parameters of other stages, and keeps what they are of the whole model.
+  void give_away(torch::nn::Module& model, const EngineOptions& options);
+  void require_loss(const Tensors& values) const;
+
+  std::vector<Layer> layers_;
+  StepProgram program_;
+  std::vector<int> bounds_;
+  int ranks_of_stage_ = 1;
+  std::optional<Communicator> ranks_;
+  std::optional<Communicator> copies_;
+  std::map<const at::TensorImpl*, ParameterBox> boxes_;
+  std::vector<MicroBatch> batches_;
+  std::vector<double> weights_;
+  bool keeps_outputs_ = false;
+  Tensors outputs_;
+};
+
+}  // namespace zeroth::libtorch

@@ -1,0 +1,96 @@
+#include "libtorch/pipeline/layer_stages.h"
+
+#include <zeroth/base/error.h>
+#include <zeroth/base/log.h>
+#include <zeroth/libtorch/pipeline_engine.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+namespace zeroth::libtorch {
+
+PipelineEngine::PipelineEngine(std::shared_ptr<torch::nn::Module> model, std::vector<Layer> layers, Config config,
+                               const World& world, EngineOptions options, std::vector<int> bounds)
+    // Copies: the order in which these are made is not said.
+    : PipelineEngine(
+          std::make_shared<LayerStages>(*model, std::move(layers), config, world, options, std::move(bounds)), model,
+          config, world, options) {}
+
+PipelineEngine::PipelineEngine(std::shared_ptr<LayerStages> stages, std::shared_ptr<torch::nn::Module> model,
+                               Config config, const World& world, EngineOptions options)
+    : EngineBase(model, std::move(config), world, stages->with_boxes(options)), stages_(std::move(stages)) {
+  Logger(world.rank(), world.size(), options.log_level).progress(stages_->describe());
+  pipeline_ = std::make_unique<Pipeline>(
+      *this, stages_->ranks(),
+      PipelineOptions{.program = stages_->program(),
+                      .units = stages_->units_of_chunks(*runtime()),
+                      .forward =
+                          [stages = stages_](int chunk, int micro_batch, ChunkValues inputs) {
+                            return stages->forward(chunk, micro_batch, std::move(inputs));
+                          },
+                      .buffer_owners = stages_->buffer_owners(*model),
+                      .copies = stages_->copies()});
+}
+
+PipelineEngine::PipelineEngine(PipelineEngine&&) noexcept = default;
+PipelineEngine& PipelineEngine::operator=(PipelineEngine&&) noexcept = default;
+PipelineEngine::~PipelineEngine() = default;
+
+Pipeline::Result PipelineEngine::train_batch(std::vector<MicroBatch> micro_batches) {
+  give(std::move(micro_batches));
+  const Pipeline::Result result = pipeline_->train_batch();
+  stages_->give({});
+  return result;
+}
+
+double PipelineEngine::eval_batch(std::vector<MicroBatch> micro_batches, std::vector<double> weights) {
+  ZR_CHECK(!micro_batches.empty(), ErrorCode::kUsage, "an evaluation without micro-batches",
+           {.where = "libtorch.pipeline"});
+  const std::size_t count = micro_batches.size();
+  const bool fit = std::ranges::all_of(weights, [](double one) { return std::isfinite(one) && one >= 0; });
+  ZR_CHECK(fit && (weights.empty() || weights.size() == count), ErrorCode::kUsage,
+           "the weights of an evaluation do not fit its micro-batches",
+           {.where = "libtorch.pipeline",
+            .expected = std::to_string(count) + " finite numbers from 0, or none",
+            .got = std::to_string(weights.size()) + " numbers"});
+  const bool weighted = !weights.empty();
+  const double weight = std::accumulate(weights.begin(), weights.end(), 0.0) / static_cast<double>(count);
+  stages_->give(std::move(micro_batches), std::move(weights));
+  const double loss = pipeline_->eval_batch(static_cast<int>(count));
+  stages_->give({});
+  if (!weighted) return loss;
+  const double mean_weight = average(weight);
+  ZR_CHECK(mean_weight > 0, ErrorCode::kUsage, "all micro-batches of an evaluation have weight 0",
+           {.where = "libtorch.pipeline"});
+  return loss / mean_weight;
+}
+
+Tensors PipelineEngine::outputs(MicroBatch batch) {
+  stages_->give({std::move(batch)});
+  stages_->keep_outputs(true);
+  try {
+    static_cast<void>(pipeline_->eval_batch(1));
+  } catch (...) {
+    stages_->keep_outputs(false);
+    throw;
+  }
+  stages_->keep_outputs(false);
+  stages_->give({});
+  return stages_->share_outputs();
+}
+
+void PipelineEngine::give(std::vector<MicroBatch> micro_batches) {
+  stages_->require_count(micro_batches.size());
+  stages_->give(std::move(micro_batches));
+}
+
+const std::vector<int>& PipelineEngine::bounds() const {
+  return stages_->bounds();
+}
+std::string PipelineEngine::describe() const {
+  return stages_->describe();
+}
+
+}  // namespace zeroth::libtorch

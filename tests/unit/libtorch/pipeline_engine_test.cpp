@@ -1,0 +1,488 @@
+// PipelineEngine: a list of layers in the stages of a pipeline trains as one process does.
+#include "support/torch_ranks.h"
+
+#include <zeroth/comm/mesh.h>
+#include <zeroth/engine/settings.h>
+#include <zeroth/libtorch/pipeline_engine.h>
+#include <zeroth/libtorch/tensor_parallel.h>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace zeroth::test {
+namespace {
+
+using libtorch::Layer;
+using libtorch::MicroBatch;
+using libtorch::PipelineEngine;
+using libtorch::RankGroup;
+using libtorch::Tensors;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using torch::Tensor;
+
+constexpr std::int64_t kVocabulary = 11;
+constexpr std::int64_t kFeatures = 8;
+constexpr std::int64_t kHidden = 12;
+constexpr int kSteps = 3;
+
+Tensor values(std::vector<std::int64_t> shape, std::uint64_t seed) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  return torch::randn(shape, generator, torch::kFloat64) * 0.4;
+}
+
+/// Two tensors in, two out. The ranks of a group share the matrices.
+struct BlockImpl : torch::nn::Module {
+  BlockImpl(std::uint64_t seed, const RankGroup& tp)
+      : up(register_module(
+            "up", libtorch::ColumnLinear(values({kHidden, kFeatures}, seed), values({kHidden}, seed + 1), tp))),
+        down(register_module(
+            "down", libtorch::RowLinear(values({kFeatures, kHidden}, seed + 2), values({kFeatures}, seed + 3), tp))) {
+    scale = register_parameter("scale", torch::full({}, 0.7, torch::kFloat64));  // no box of it is empty
+  }
+  std::pair<Tensor, Tensor> forward(const Tensor& h, const Tensor& kept) {
+    const Tensor next = h + down(torch::tanh(up(h))) * scale;
+    return {next, kept + next.tanh()};
+  }
+  libtorch::ColumnLinear up;
+  libtorch::RowLinear down;
+  Tensor scale{};
+};
+TORCH_MODULE(Block);
+
+/// An embedding that the head uses too, or not.
+struct TextImpl : torch::nn::Module {
+  TextImpl(int layers, const RankGroup& tp, bool tied = true) {
+    embedding->weight.set_data(values({kVocabulary, kFeatures}, 1));
+    register_module("embedding", embedding);
+    for (int block = 0; block < layers; ++block) {
+      blocks.emplace_back(Block(static_cast<std::uint64_t>(10 * block + 10), tp));
+      register_module("block" + std::to_string(block), blocks.back());
+    }
+    register_module("norm", norm);
+    norm->to(torch::kFloat64);
+    head = embedding->weight;
+    if (!tied) head = register_parameter("head", values({kVocabulary, kFeatures}, 2));
+  }
+  std::vector<Layer> layers() {
+    std::vector<Layer> list;
+    list.push_back({.name = "embedding",
+                    .forward = [table = embedding](const Tensors& in, const MicroBatch&) mutable -> Tensors {
+                      const Tensor h = table(in[0]);
+                      return {h, h * 0.5};
+                    },
+                    .modules = {embedding.ptr()}});
+    for (auto& block : blocks) list.push_back(libtorch::layer("block" + std::to_string(list.size() - 1), block));
+    list.push_back(
+        {.name = "head",
+         .forward = [norm = norm, weight = head](const Tensors& in, const MicroBatch& batch) mutable -> Tensors {
+           const Tensor logits = torch::linear(norm(in[0] + in[1]), weight);
+           if (batch.targets.empty()) return {logits, logits.argmax(-1)};
+           return {torch::cross_entropy_loss(logits.flatten(0, 1), batch.targets[0].flatten())};
+         },
+         .modules = {norm.ptr()},
+         .parameters = {head}});
+    return list;
+  }
+  torch::nn::Embedding embedding{kVocabulary, kFeatures};
+  std::vector<libtorch::Unit<Block>> blocks{};
+  torch::nn::LayerNorm norm{torch::nn::LayerNormOptions({kFeatures})};
+  Tensor head{};
+};
+TORCH_MODULE(Text);
+
+/// Sequences of another length in each micro-batch.
+MicroBatch micro_batch(int step, int number) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(100 * step + number + 7));
+  const Tensor tokens = torch::randint(kVocabulary, {2, 4 + number % 3}, generator, torch::kInt64);
+  return {.inputs = {tokens.narrow(1, 0, tokens.size(1) - 1)}, .targets = {tokens.narrow(1, 1, tokens.size(1) - 1)}};
+}
+
+struct Trained {
+  std::vector<double> losses{};
+  std::vector<double> norms{};
+  std::map<std::string, Tensor> weights{};
+  double held_out = 0;
+  double weighted = 0;  ///< of two micro-batches, the first three times
+  Tensor logits{};
+};
+
+std::string plain(std::string name) {
+  const std::string inner = std::string(libtorch::kInnerName) + ".";
+  if (const std::size_t at = name.find(inner); at != std::string::npos) name.erase(at, inner.size());
+  return name;
+}
+
+Tensors run(const std::vector<Layer>& layers, const MicroBatch& batch) {
+  Tensors at = batch.inputs;
+  for (const Layer& layer : layers) at = layer.forward(at, batch);
+  return at;
+}
+
+/// One process, torch's autograd and optimizer.
+Trained trained_plainly(int blocks, int micro_batches) {
+  Trained trained;
+  run_world(1, [&](const World& world) {
+    at::set_num_threads(1);
+    const Mesh mesh = world.mesh({{{"tp", 1}}});
+    Text model(blocks, RankGroup(mesh.axis("tp")));
+    const std::vector<Layer> layers = model->layers();
+    torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    for (int step = 0; step < kSteps; ++step) {
+      double sum = 0;
+      sgd.zero_grad();
+      for (int number = 0; number < micro_batches; ++number) {
+        const Tensor loss = run(layers, micro_batch(step, number))[0] / micro_batches;
+        loss.backward();
+        sum += loss.item<double>();
+      }
+      trained.losses.push_back(sum);
+      trained.norms.push_back(torch::nn::utils::clip_grad_norm_(model->parameters(), 0.5));
+      sgd.step();
+    }
+    const torch::NoGradGuard no_grad;
+    for (int number = 0; number < 5; ++number)
+      trained.held_out += run(layers, micro_batch(50, number))[0].item<double>() / 5;
+    for (int number = 0; number < 2; ++number)
+      trained.weighted += run(layers, micro_batch(50, number))[0].item<double>() * (number == 0 ? 0.75 : 0.25);
+    trained.logits = run(layers, {.inputs = micro_batch(60, 0).inputs})[0];
+    for (const auto& item : model->named_parameters())
+      trained.weights[plain(item.key())] = item.value().detach().clone();
+  });
+  return trained;
+}
+
+struct Row {
+  std::string schedule = "1f1b";
+  int pp = 2;
+  int dp = 1;
+  int tp = 1;
+  int micro = 4;
+  int stage = 1;
+  std::string unshard = "micro_batch";
+  std::string split = "balanced";
+  std::vector<int> bounds{};
+};
+
+Config config_of(const Row& row) {
+  Config config;
+  config.gradient_accumulation_steps = row.micro;
+  config.gradient_clipping = 0.5;
+  config.optimizer.type = "SGD";
+  config.optimizer.lr = 0.1;
+  config.optimizer.momentum = 0.9;
+  config.zero.stage = row.stage;
+  config.mesh.pp = row.pp;
+  config.mesh.tp = row.tp;
+  config.pipeline.schedule = row.schedule;
+  config.pipeline.unshard = row.unshard;
+  config.pipeline.split = row.split;
+  config.runtime.threads = 1;
+  config.runtime.timeout_ms = 60'000;
+  return config;
+}
+
+Mesh mesh_for(const Config& config, const World& world) {
+  return world.mesh(mesh_of(config, world.size()), make_comm_options(config, world.size()));
+}
+
+libtorch::EngineOptions quiet() {
+  return {.log_level = LogLevel::kOff};
+}
+
+/// The micro-batches of a data rank.
+std::vector<MicroBatch> own_batches(int step, int data_rank, int count) {
+  std::vector<MicroBatch> batches;
+  for (int number = 0; number < count; ++number) batches.push_back(micro_batch(step, data_rank * count + number));
+  return batches;
+}
+
+void require_close(double got, double expected, const std::string& what) {
+  require(std::abs(got - expected) <= 1e-12, what + ": " + std::to_string(got) + ", not " + std::to_string(expected));
+}
+
+void require_close(const Tensor& got, const Tensor& expected, const std::string& what) {
+  require(got.sizes() == expected.sizes(), what + " has another shape");
+  require((got - expected).abs().max().item<double>() <= 1e-12, what + " has other values");
+}
+
+void require_own_parameters(Text& model, const PipelineEngine& engine, int stage) {
+  const int blocks = static_cast<int>(model->blocks.size());
+  for (int block = 0; block < blocks; ++block) {
+    const auto chunk = std::ranges::upper_bound(engine.bounds(), block + 1) - engine.bounds().begin() - 1;
+    const bool here = engine.program().rank_of_chunk[static_cast<std::size_t>(chunk)] == stage;
+    auto& inner = *model->blocks[static_cast<std::size_t>(block)]->inner();
+    require((inner.up->weight.numel() > 0) == here, "weights of block " + std::to_string(block));
+    require(inner.scale.numel() == 1, "a scalar is on all stages");
+  }
+}
+
+void train_in_stages(const Row& row, const Trained& expected, const World& world) {
+  at::set_num_threads(1);
+  const Config config = config_of(row);
+  const MeshPlace place(mesh_of(config, world.size()), world.rank(), world.size());
+  const Mesh mesh = mesh_for(config, world);
+  Text model(4, RankGroup(mesh.axis("tp")));
+  PipelineEngine engine(model.ptr(), model->layers(), config, world, quiet(), row.bounds);
+  require_own_parameters(model, engine, engine.pipeline().stage());
+  const int data_rank = place.coordinate("dp");
+  for (int step = 0; step < kSteps; ++step) {
+    const auto [result, loss] = engine.train_batch(own_batches(step, data_rank, row.micro));
+    require(result.committed, result.reason);
+    require_close(loss, expected.losses[static_cast<std::size_t>(step)], "loss");
+    require_close(result.grad_norm, expected.norms[static_cast<std::size_t>(step)], "norm");
+  }
+  if (row.dp == 1) require_close(engine.eval_batch(own_batches(50, 0, 5)), expected.held_out, "held-out loss");
+  require_close(engine.eval_batch(own_batches(50, 0, 2), {3, 1}), expected.weighted, "weighted loss");
+  const Tensors outputs = engine.outputs({.inputs = micro_batch(60, 0).inputs});
+  require(outputs.size() == 2 && torch::equal(outputs[1], expected.logits.argmax(-1)), "what the last layer returns");
+  require_close(outputs[0], expected.logits, "logits");
+  for (const auto& [name, weight] : expected.weights) require_close(engine.full(name), weight, name);
+}
+
+TEST(PipelineEngine, StagesTrainAsOneProcessDoes) {
+  const Trained four = trained_plainly(4, 4);
+  const std::vector<Row> rows{
+      {},
+      {.schedule = "zb-h1", .stage = 3},
+      {.schedule = "interleaved", .stage = 2, .split = "uniform"},
+      {.schedule = "zb-v", .stage = 3, .unshard = "step", .bounds = {0, 2, 3, 4, 6}},
+      {.pp = 3, .stage = 0, .split = "parameters"},
+      {.pp = 1, .stage = 3},
+      {.dp = 2, .micro = 2, .stage = 3},
+      {.schedule = "zb-h1", .tp = 2, .stage = 2},
+  };
+  for (const Row& row : rows) {
+    SCOPED_TRACE(row.schedule + ", " + std::to_string(row.pp) + " stages, ZeRO-" + std::to_string(row.stage));
+    const RankReport report =
+        try_world(row.pp * row.dp * row.tp, [&](const World& world) { train_in_stages(row, four, world); });
+    EXPECT_TRUE(report.ok()) << report.text();
+  }
+}
+
+TEST(PipelineEngine, WithoutTiedWeightsStagesHaveTheBitsOfOne) {
+  std::vector<std::vector<double>> runs;
+  for (const Row& row : {Row{.pp = 1}, Row{.pp = 2}, Row{.schedule = "zb-h1", .pp = 2, .stage = 3}}) {
+    std::vector<double>& run = runs.emplace_back();
+    run_world(row.pp, [&](const World& world) {
+      at::set_num_threads(1);
+      const Mesh mesh = mesh_for(config_of(row), world);
+      Text model(4, RankGroup(mesh.axis("tp")), /*tied=*/false);
+      PipelineEngine engine(model.ptr(), model->layers(), config_of(row), world, quiet());
+      std::vector<double> own;
+      for (int step = 0; step < kSteps; ++step) {
+        const auto [result, loss] = engine.train_batch(own_batches(step, 0, row.micro));
+        own.insert(own.end(), {loss, result.grad_norm});
+      }
+      if (world.rank() == 0) run = own;
+    });
+  }
+  EXPECT_EQ(runs[1], runs[0]);
+  EXPECT_EQ(runs[2], runs[0]);
+}
+
+TEST(PipelineEngine, LoopsOfTheCallersOwnAreTheSame) {
+  const Trained expected = trained_plainly(4, 4);
+  run_world(2, [&](const World& world) {
+    at::set_num_threads(1);
+    const Row row;
+    const Mesh mesh = mesh_for(config_of(row), world);
+    Text model(4, RankGroup(mesh.axis("tp")));
+    PipelineEngine engine(model.ptr(), model->layers(), config_of(row), world, quiet());
+    engine.give(own_batches(0, 0, 4));
+    engine.pipeline().begin();
+    for (const Action& action : engine.pipeline().actions()) engine.pipeline().run(action);
+    require_close(engine.pipeline().end().loss, expected.losses[0], "loss");
+    require(engine.pipeline().report().live_peak == (world.rank() == 0 ? 2 : 1), "1F1B keeps two micro-batches");
+  });
+}
+
+TEST(PipelineEngine, StatisticsOfALayerAreThoseOfItsStage) {
+  const auto values_after = [](int pp) {
+    std::vector<Tensor> found(2);
+    run_world(pp, [&](const World& world) {
+      at::set_num_threads(1);
+      torch::manual_seed(4);
+      torch::nn::Sequential model(torch::nn::Linear(6, 6), torch::nn::BatchNorm1d(6), torch::nn::Linear(6, 1));
+      model->to(torch::kFloat64);
+      std::vector<Layer> layers = libtorch::layers_of(model);
+      layers.push_back({.name = "loss", .forward = [](const Tensors& y, const MicroBatch&) -> Tensors {
+                          return {y[0].square().mean()};
+                        }});
+      const Row row{.pp = pp, .micro = 2};
+      const std::vector<int> bounds = pp == 1 ? std::vector<int>{0, 4} : std::vector<int>{0, 1, 4};
+      PipelineEngine engine(model.ptr(), layers, config_of(row), world, quiet(), bounds);
+      for (int step = 0; step < 2; ++step) {
+        const auto seed = static_cast<std::uint64_t>(step);
+        (void)engine.train_batch({{.inputs = {values({5, 6}, seed)}}, {.inputs = {values({5, 6}, seed + 10)}}});
+      }
+      found[static_cast<std::size_t>(world.rank())] = model->named_buffers()["1.running_mean"].clone();
+    });
+    return found;
+  };
+  const Tensor expected = values_after(1)[0];
+  EXPECT_GT(expected.abs().max().item<double>(), 0.01);
+  for (const Tensor& got : values_after(2)) EXPECT_TRUE(torch::equal(got, expected));
+}
+
+TEST(PipelineEngine, SaysWhoHasWhat) {
+  run_world(2, [&](const World& world) {
+    const Row row;
+    const Mesh mesh = mesh_for(config_of(row), world);
+    Text model(4, RankGroup(mesh.axis("tp")));
+    const PipelineEngine engine(model.ptr(), model->layers(), config_of(row), world, quiet());
+    require(engine.describe() ==
+                "pipeline of 2 stages, 2 chunks, 4 micro-batches a step\n"
+                "  stage 0: chunk 0: embedding to block1\n"
+                "  stage 1: chunk 1: block2 to head",
+            engine.describe());
+  });
+}
+
+// --- lists of layers, without ranks
+
+torch::nn::Sequential towers() {
+  return torch::nn::Sequential(torch::nn::Linear(4, 8), torch::nn::ReLU(), torch::nn::Linear(8, 8),
+                               torch::nn::Linear(8, 1));
+}
+
+TEST(PipelineModel, LayersOfASequentialAreItsModules) {
+  torch::nn::Sequential model = towers();
+  const std::vector<Layer> layers = libtorch::layers_of(model);
+  ASSERT_EQ(layers.size(), 4U);
+  EXPECT_EQ(layers[2].name, "2");
+  const Tensor x = torch::randn({3, 4});
+  EXPECT_TRUE(torch::equal(run(layers, {.inputs = {x}})[0], model->forward(x)));
+}
+
+TEST(PipelineModel, ChunksAreCutByWhatTheirParametersCost) {
+  torch::nn::Sequential model = towers();  // 40, 0, 72 and 9 parameters
+  std::vector<Layer> layers = libtorch::layers_of(model);
+  EXPECT_THAT(libtorch::cut(layers, 2), ElementsAre(0, 1, 4)) << "40 and 81; the last chunk begins early";
+  EXPECT_THAT(libtorch::cut(layers, 3, "parameters"), ElementsAre(0, 1, 3, 4)) << "40, 72 and 9";
+  EXPECT_THAT(libtorch::cut(layers, 2, "uniform"), ElementsAre(0, 2, 4));
+  layers[3].cost = 100;
+  EXPECT_THAT(libtorch::cut(layers, 2), ElementsAre(0, 3, 4));
+}
+
+TEST(PipelineModel, TablesOfEmbeddingsCostNothingWhereTheyAreLookedUp) {
+  torch::nn::Embedding table(100, 4);
+  torch::nn::Linear one(10, 10);
+  torch::nn::Linear other(10, 10);
+  std::vector<Layer> layers{libtorch::layer("table", table), libtorch::layer("one", one),
+                            libtorch::layer("other", other)};
+  EXPECT_THAT(libtorch::cut(layers, 2), ElementsAre(0, 2, 3));
+  EXPECT_THAT(libtorch::cut(layers, 2, "parameters"), ElementsAre(0, 1, 3));
+  layers.push_back({.name = "head", .forward = layers[0].forward, .parameters = {table->weight}});
+  EXPECT_THAT(libtorch::cut(layers, 2), ElementsAre(0, 3, 4)) << "a head multiplies with all of it";
+}
+
+TEST(PipelineModel, ALayerThatGetsOtherTensorsSaysItsName) {
+  torch::nn::Linear one(4, 4);
+  const Layer layer = libtorch::layer("first", one);
+  try {
+    static_cast<void>(layer.forward({torch::zeros({1, 4}), torch::zeros({1, 4})}, {}));
+    FAIL() << "nothing thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kModel);
+    EXPECT_THAT(error.what(), HasSubstr("layer first"));
+  }
+}
+
+// --- refusals
+
+/// What each of two ranks throws.
+RankReport on_two(const std::function<void(PipelineEngine& engine)>& body,
+                  const std::function<void(Text& model, std::vector<Layer>& layers)>& change,
+                  const std::vector<int>& bounds = {}) {
+  return try_world(2, [&](const World& world) {
+    at::set_num_threads(1);
+    const Mesh mesh = mesh_for(config_of({}), world);
+    Text model(2, RankGroup(mesh.axis("tp")));
+    std::vector<Layer> layers = model->layers();
+    change(model, layers);
+    PipelineEngine engine(model.ptr(), layers, config_of({}), world, quiet(), bounds);
+    body(engine);
+  });
+}
+
+void expect_refusal(const RankReport& report, int rank, ErrorCode code, const std::string& text) {
+  ASSERT_NE(report.of(rank), nullptr) << "rank " << rank << " was not refused";
+  EXPECT_EQ(report.of(rank)->code, code) << report.of(rank)->text;
+  EXPECT_THAT(report.of(rank)->text, HasSubstr(text));
+}
+
+TEST(PipelineEngine, RefusesListsThatAreNotTheModel) {
+  const auto nothing = [](PipelineEngine&) {};
+  const auto as_it_is = [](Text&, std::vector<Layer>&) {};
+  const auto refusal = [&](ErrorCode code, const std::string& text, const auto& change,
+                           const std::vector<int>& bounds = {}) {
+    SCOPED_TRACE(text);
+    for (const int rank : {0, 1}) expect_refusal(on_two(nothing, change, bounds), rank, code, text);
+  };
+  refusal(ErrorCode::kUsage, "a pipeline of no layers", [](Text&, std::vector<Layer>& layers) { layers.clear(); });
+  refusal(ErrorCode::kUsage, "layer 1, block0", [](Text&, std::vector<Layer>& layers) { layers[1].forward = nullptr; });
+  refusal(ErrorCode::kModel, "which: norm.weight",
+          [](Text&, std::vector<Layer>& layers) { layers[3].modules.clear(); });
+  refusal(ErrorCode::kModel, "layer other", [](Text&, std::vector<Layer>& layers) {
+    torch::nn::Linear other(8, 8);
+    layers.push_back(libtorch::layer("other", other));
+  });
+  for (const std::vector<int>& bounds :
+       {std::vector<int>{0, 4}, {0, 0, 4}, {1, 2, 4}, {0, 2, 3}, {0, 5, 4}, {-1, 2, 4}})
+    refusal(ErrorCode::kUsage, "the bounds of chunks do not fit the layers", as_it_is, bounds);
+}
+
+TEST(PipelineEngine, RanksThatCutInOtherWaysAreRefused) {
+  const RankReport report = try_world(2, [&](const World& world) {
+    const Mesh mesh = mesh_for(config_of({}), world);
+    Text model(2, RankGroup(mesh.axis("tp")));
+    const std::vector<int> bounds{0, 1 + world.rank(), 4};
+    const PipelineEngine engine(model.ptr(), model->layers(), config_of({}), world, quiet(), bounds);
+  });
+  for (const int rank : {0, 1})
+    expect_refusal(report, rank, ErrorCode::kMismatch,
+                   "ranks cut the model in different ways; where: libtorch.pipeline; who: 1 of 2 ranks");
+}
+
+TEST(PipelineEngine, ALastLayerWithoutALossIsNamed) {
+  const auto change = [](Text&, std::vector<Layer>& layers) {
+    layers.back().forward = [forward = layers.back().forward](const Tensors& in, const MicroBatch& batch) -> Tensors {
+      return forward(in, {.inputs = batch.inputs});
+    };
+  };
+  const RankReport report =
+      on_two([](PipelineEngine& engine) { (void)engine.train_batch(own_batches(0, 0, 4)); }, change);
+  expect_refusal(report, 1, ErrorCode::kModel, "layer head");
+  EXPECT_NE(report.of(0), nullptr) << "the other stage waits for ever";
+}
+
+TEST(PipelineEngine, AnotherNumberOfMicroBatchesIsRefused) {
+  const RankReport report = on_two([](PipelineEngine& engine) { (void)engine.train_batch(own_batches(0, 0, 3)); },
+                                   [](Text&, std::vector<Layer>&) {});
+  for (const int rank : {0, 1}) expect_refusal(report, rank, ErrorCode::kMismatch, "gradient_accumulation_steps, 4");
+}
+
+TEST(PipelineEngine, AModelThatIsNotCutIsRefused) {
+  const RankReport report = try_world(2, [&](const World& world) {
+    const Mesh mesh = mesh_for(config_of({}), world);
+    Text model(2, RankGroup(mesh.axis("tp")));
+    const libtorch::EngineBase engine(model.ptr(), config_of({}), world, quiet());
+  });
+  for (const int rank : {0, 1}) expect_refusal(report, rank, ErrorCode::kModel, "pipeline_engine.h");
+}
+
+}  // namespace
+}  // namespace zeroth::test
