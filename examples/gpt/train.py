@@ -12,8 +12,8 @@ With --mesh dp=2,tp=2 four ranks are two pairs, each of which has one batch and 
 with --mesh dp=2,sp=2 each pair shares its sequences; with --mesh dp=2,pp=2 each pair is a pipeline, whose stages have
 half of the layers each and work on the --accumulate micro-batches of a step at the same time.
 
-Arguments, lines and records (--json) are those of zeroth-gpt, the same trainer in C++ (examples/gpt_cpp); --bar,
---plot and pipelines are here only. From the same arguments both give the same losses, gradient norms, samples and
+Arguments, lines and records (--json) are those of zeroth-gpt, the same trainer in C++ (examples/gpt_cpp); --bar and
+--plot are here only. From the same arguments both give the same losses, gradient norms, samples and
 weights, bit for bit, at every ZeRO stage: with the initial weights of one --init file, and without, for both draw them
 from --seed alike.
 """

@@ -8,7 +8,9 @@
 // byte-bigram entropy of the held-out text, a text sample, and what memory and traffic were planned and
 // measured. A single bare process works too. The last loss is the same number, bit for bit, with --zero-stage
 // 0, 1, 2 and 3. With --mesh dp=2,tp=2 four ranks are two pairs, each of which has one batch and shares the
-// matrices of every layer; with --mesh dp=2,sp=2 each pair shares its sequences.
+// matrices of every layer; with --mesh dp=2,sp=2 each pair shares its sequences; with --mesh dp=2,pp=2 each pair is a
+// pipeline, whose stages have half of the layers each and work on the --accumulate micro-batches of a step at the same
+// time.
 #include "options.h"
 #include "trainer.h"
 

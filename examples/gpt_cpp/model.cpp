@@ -255,28 +255,75 @@ Boxes GptImpl::boxes() const {
 }
 
 torch::Tensor GptImpl::forward(const torch::Tensor& x_BT, const torch::Tensor& y_BT) {
+  take(x_BT, y_BT);
+  torch::Tensor h_BTD = embed(x_BT);
+  for (auto& unit : units_) {
+    h_BTD = unit->forward(h_BTD);
+  }
+  return head(h_BTD, y_BT);
+}
+
+std::vector<zeroth::libtorch::Layer> GptImpl::layers() {
+  using zeroth::libtorch::MicroBatch;
+  using zeroth::libtorch::Tensors;
+  const auto y_of = [](const MicroBatch& batch) { return batch.targets.empty() ? torch::Tensor() : batch.targets[0]; };
+  std::vector<zeroth::libtorch::Layer> layers;
+  layers.push_back({.name = "embedding",
+                    .forward = [this, y_of](const Tensors& x, const MicroBatch& batch) -> Tensors {
+                      take(x[0], y_of(batch));
+                      return {embed(x[0])};
+                    },
+                    .parameters = {embedding_VD_},
+                    .cost = 0});  // to look up rows takes no time
+  for (auto& unit : units_) {
+    layers.push_back({.name = "blocks." + std::to_string(layers.size() - 1),
+                      .forward = [this, unit](const Tensors& h, const MicroBatch& batch) mutable -> Tensors {
+                        set_slices(batch.inputs[0]);
+                        return {unit->forward(h[0])};
+                      },
+                      .modules = {unit.ptr()}});
+  }
+  layers.push_back({.name = "head",
+                    .forward = [this, y_of](const Tensors& h, const MicroBatch& batch) -> Tensors {
+                      take(batch.inputs[0], y_of(batch));
+                      return {head(h[0], y_of(batch))};
+                    },
+                    .modules = {last_norm_.ptr()},
+                    .parameters = {embedding_VD_}});
+  return layers;
+}
+
+void GptImpl::set_slices(const torch::Tensor& x_BT) const {
+  if (sequence_) {
+    sequence_->sizes = zeroth::slice_sizes(x_BT.size(1), sequence_->group.size());
+  }
+}
+
+void GptImpl::take(const torch::Tensor& x_BT, const torch::Tensor& y_BT) const {
   const auto require_same_sample = [&](const RankGroup& group, const std::string& shared) {
     require_same({{"x", x_BT}, {"y", y_BT.defined() ? y_BT : x_BT}}, group,
                  "ranks that share " + shared + " were given different samples", "batches differ over dp only");
   };
-  torch::Tensor own_x_BT = x_BT;  // T: of this rank
   if (shared_) {
     require_same_sample(shared_->group, "matrices");
   }
   if (sequence_) {
     require_same_sample(sequence_->group, "sequences");
-    sequence_->sizes = zeroth::slice_sizes(x_BT.size(1), sequence_->group.size());
-    own_x_BT = sequence_->own_slice(x_BT);
   }
-  torch::Tensor h_BTD = shared_ ? shared_->embedding->forward(own_x_BT) : torch::embedding(embedding_VD_, own_x_BT);
-  for (auto& unit : units_) {
-    h_BTD = unit->forward(h_BTD);
-  }
-  h_BTD = last_norm_->forward(h_BTD);
+  set_slices(x_BT);
+}
+
+torch::Tensor GptImpl::embed(const torch::Tensor& x_BT) {
+  const torch::Tensor own_x_BT = sequence_ ? sequence_->own_slice(x_BT) : x_BT;  // T: of this rank
+  return shared_ ? shared_->embedding->forward(own_x_BT) : torch::embedding(embedding_VD_, own_x_BT);
+}
+
+torch::Tensor GptImpl::head(const torch::Tensor& h_BTD, const torch::Tensor& y_BT) {
+  torch::Tensor normed_BTD = last_norm_->forward(h_BTD);
   if (shared_) {
-    h_BTD = zeroth::libtorch::copy_to_group(h_BTD, shared_->group);
+    normed_BTD = zeroth::libtorch::copy_to_group(normed_BTD, shared_->group);
   }
-  torch::Tensor logits_BTV = torch::linear(h_BTD, embedding_VD_);
+  torch::Tensor logits_BTV = torch::linear(normed_BTD, embedding_VD_);
   if (logits_BTV.element_size() == 2) {
     logits_BTV = logits_BTV.to(torch::kFloat32);  // 16 bits are too few for a sum over the vocabulary
   }

@@ -8,6 +8,7 @@
 
 #include <zeroth/libtorch/engine.h>
 #include <zeroth/libtorch/parameter_box.h>
+#include <zeroth/libtorch/pipeline_model.h>
 #include <zeroth/libtorch/rank_group.h>
 #include <zeroth/libtorch/tensor_parallel.h>
 
@@ -161,12 +162,22 @@ class GptImpl : public torch::nn::Module, public zeroth::libtorch::SplitModule {
   /// rank's part: zeroth.mesh.sp has the engine add them up. After share(), before the engine is made. Throws, with
   /// nothing changed, kUsage for more ranks than heads or tokens, and kMismatch for ranks with other weights.
   void share_sequence(const zeroth::libtorch::RankGroup& group);
+  /// The model for the stages of a pipeline: embedding, blocks, head with the embedding's weights. After share() and
+  /// share_sequence(). A micro-batch has the inputs {x} and the targets {y}, or none for the logits. The model must
+  /// outlive the layers.
+  [[nodiscard]] std::vector<zeroth::libtorch::Layer> layers();
   [[nodiscard]] Boxes boxes() const override;
   /// Numbers of the whole model, also after share().
   [[nodiscard]] std::int64_t num_parameters() const { return num_parameters_; }
 
  private:
   void require_same_weights(const zeroth::libtorch::RankGroup& group, const std::string& shared) const;
+  /// Before embed(), blocks and head() of a sample: how the ranks share this sequence.
+  void set_slices(const torch::Tensor& x_BT) const;
+  /// The same, and that ranks which share it have the same one.
+  void take(const torch::Tensor& x_BT, const torch::Tensor& y_BT) const;
+  torch::Tensor embed(const torch::Tensor& x_BT);
+  torch::Tensor head(const torch::Tensor& h_BTD, const torch::Tensor& y_BT);
   torch::Tensor loss_of(const torch::Tensor& logits_BTV, const torch::Tensor& y_BT);
 
   struct Vocabulary {

@@ -86,7 +86,8 @@ void add_engine_arguments(CLI::App& app, Options& options, std::string& mesh) {
   app.add_option(
       "--mesh", mesh,
       "the ranks as a grid, say \"dp=2,tp=2\": tp neighbours share the matrices of each layer, sp ranks each "
-      "sequence, and have one batch (default: dp alone)");
+      "sequence, pp ranks the layers, and have one batch; with pp a step has --accumulate micro-batches (default: dp "
+      "alone)");
   app.add_option("--batch", options.batch, "sequences per rank and micro-step (default 8)")->check(CLI::PositiveNumber);
   app.add_option("--accumulate", options.accumulate, "micro-steps of a step (default 1)")->check(CLI::PositiveNumber);
   app.add_option("--dtype", options.dtype, "fp32, bf16, fp16 or fp64 (default fp32)")
@@ -125,8 +126,9 @@ std::map<std::string, int> read_mesh(const std::string& text) {
     int size = 0;
     const auto [stop, error] = std::from_chars(digits, last, size);
     const bool is_size = error == std::errc() && stop == last && size >= 1 && size <= kMost;
-    if ((name != "dp" && name != "sp" && name != "tp") || !is_size || !axes.emplace(name, size).second) {
-      usage_error("a mesh is a list of the axes dp, sp and tp with their sizes, as \"dp=2,tp=2\"", "--mesh", text);
+    const bool is_axis = name == "pp" || name == "dp" || name == "sp" || name == "tp";
+    if (!is_axis || !is_size || !axes.emplace(name, size).second) {
+      usage_error("a mesh is a list of the axes pp, dp, sp and tp with their sizes, as \"dp=2,tp=2\"", "--mesh", text);
     }
     begin = end + 1;
   }

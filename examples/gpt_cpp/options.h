@@ -48,7 +48,7 @@ struct Options {
 
   // Arguments that override the configuration file.
   std::optional<int> zero_stage{};
-  std::map<std::string, int> mesh{};  ///< sizes of axes: "dp", "sp", "tp"
+  std::map<std::string, int> mesh{};  ///< sizes of axes: "pp", "dp", "sp", "tp"
   std::optional<std::int64_t> batch{};
   std::optional<std::int64_t> accumulate{};
   std::optional<double> lr{};
@@ -70,8 +70,9 @@ struct CommandLine {
 struct Settings {
   zeroth::Config config{};
   zeroth::BatchSizes batch{};  ///< sequences: a step, a rank's micro-step; micro-steps of a step
-  int data_ranks = 1;   ///< ranks, or groups of ranks that share matrices or sequences, with batches of their own
-  std::string dtype{};  ///< "fp32", "bf16", "fp16" or "fp64"
+  int data_ranks = 1;          ///< ranks, or groups of ranks that share layers or sequences, with batches of their own
+  int stages = 1;              ///< of a pipeline
+  std::string dtype{};         ///< "fp32", "bf16", "fp16" or "fp64"
   std::vector<std::string> notes{};  ///< which argument replaced which value of the file
 };
 

@@ -192,7 +192,8 @@ Settings make_settings(const Options& options, int world_size) {
   if (!options.clip) {
     overrides.fallback(kClip, 1.0);
   }
-  const int data_ranks = find_mesh(world_size, overrides).axes.front().size;
+  const zeroth::MeshPlace place(find_mesh(world_size, overrides), 0, world_size);
+  const int data_ranks = place.size("dp");
   merge_batch(options, data_ranks, overrides);
 
   Settings settings;
@@ -201,6 +202,7 @@ Settings make_settings(const Options& options, int world_size) {
   settings.batch = settings.config.resolve(data_ranks);
   const bool fp16 = settings.config.fp16.enabled;
   settings.dtype = options.dtype.value_or(settings.config.bf16 ? "bf16" : fp16 ? "fp16" : "fp32");
+  settings.stages = settings.config.mesh.pp;
   settings.notes = overrides.notes();
   return settings;
 }

@@ -4,13 +4,13 @@
 #include "model.h"
 #include "random.h"
 #include "report.h"
+#include "runner.h"
 #include "sampling.h"
 #include "weights.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/text.h>
 #include <zeroth/comm/mesh.h>
-#include <zeroth/comm/rank_activity.h>
 #include <zeroth/device/memory.h>
 #include <zeroth/engine/settings.h>
 #include <zeroth/libtorch/engine.h>
@@ -22,6 +22,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <memory>
 #include <span>
 #include <string>
 #include <thread>
@@ -35,7 +36,6 @@ using zeroth::Error;
 using zeroth::ErrorCode;
 using zeroth::ErrorContext;
 using Clock = std::chrono::steady_clock;
-using GptEngine = zeroth::libtorch::Engine<GptImpl>;
 
 // Steps, from 1, in which the process is measured from outside: a few, for it takes milliseconds.
 constexpr std::int64_t kMeasuredSteps = 3;
@@ -78,7 +78,7 @@ Gpt make_model(const Options& options, const Settings& settings, const zeroth::W
     load_weights(model, options.init_path);
   }
   const zeroth::MeshSpec axes = zeroth::mesh_of(settings.config, world.size());
-  if (settings.data_ranks < world.size()) {
+  if (settings.config.mesh.sp > 1 || settings.config.mesh.tp > 1) {
     const zeroth::Mesh mesh = world.mesh(axes, zeroth::make_comm_options(settings.config, world.size()));
     if (mesh.size("tp") > 1) {
       model->share(zeroth::libtorch::RankGroup(mesh.axis("tp")));
@@ -90,12 +90,9 @@ Gpt make_model(const Options& options, const Settings& settings, const zeroth::W
   return model;
 }
 
-// No weight decay for norms and other vectors. The embedding decays: it is also the output matrix.
-zeroth::libtorch::EngineOptions engine_options() {
-  zeroth::libtorch::ParamGroup vectors;
-  vectors.match = [](const std::string&, const torch::Tensor& parameter) { return parameter.dim() < 2; };
-  vectors.weight_decay = 0.0;
-  return {.groups = {std::move(vectors)}};
+int data_rank_of(const Settings& settings, const zeroth::World& world) {
+  const zeroth::MeshSpec axes = zeroth::mesh_of(settings.config, world.size());
+  return zeroth::MeshPlace(axes, world.rank(), world.size()).coordinate("dp");
 }
 
 NamedBytes by_name(const zeroth::MemorySnapshot& snapshot) {
@@ -108,13 +105,8 @@ NamedBytes by_name(const zeroth::MemorySnapshot& snapshot) {
   return bytes;
 }
 
-struct Batch {
-  torch::Tensor x_BT{};  ///< int64 bytes
-  torch::Tensor y_BT{};  ///< int64, the bytes after them
-};
-
 Batch make_batch(std::span<const std::uint8_t> text, std::span<const std::size_t> starts, std::int64_t seq) {
-  Batch batch{torch::empty({static_cast<std::int64_t>(starts.size()), seq}, torch::kInt64), {}};
+  Batch batch{.x_BT = torch::empty({static_cast<std::int64_t>(starts.size()), seq}, torch::kInt64)};
   batch.y_BT = torch::empty_like(batch.x_BT);
   auto* x = batch.x_BT.data_ptr<std::int64_t>();
   auto* y = batch.y_BT.data_ptr<std::int64_t>();
@@ -135,9 +127,10 @@ class Trainer {
         report_(world.rank(), options.json_path),
         threads_(use_threads(world.size())),
         corpus_(load_corpus(options.corpus, static_cast<std::size_t>(options.seq))),
-        data_rank_(world.rank() / (world.size() / settings_.data_ranks)),
+        data_rank_(data_rank_of(settings_, world)),
         model_(make_model(options, settings_, world)),
-        engine_(model_, settings_.config, world, engine_options()) {
+        runner_(make_runner(model_, settings_, world, [this] { sample_memory(); })),
+        engine_(runner_->engine()) {
     summary_.bigram_entropy = bigram_entropy(corpus_.held_out());
     summary_.world_size = world.size();
     summary_.zero_stage = settings_.config.zero.stage;
@@ -177,7 +170,7 @@ class Trainer {
   void resume();
   void introduce();
   void check_agreement(const std::string& what, std::uint64_t value);
-  void sample_memory(std::int64_t step);
+  void sample_memory();
   void train_steps();
   void add_traffic(const zeroth::libtorch::WireReport& before);
   StepRecord train_step(std::int64_t step);
@@ -192,9 +185,10 @@ class Trainer {
   Report report_;
   int threads_;
   Corpus corpus_;
-  int data_rank_;  // ranks that share matrices or sequences are neighbours, and have one batch
+  int data_rank_;  // ranks that share layers or sequences have one batch
   Gpt model_;
-  GptEngine engine_;
+  std::unique_ptr<Runner> runner_;
+  zeroth::libtorch::EngineBase& engine_;
   std::optional<double> target_{};
   std::int64_t validated_step_ = -1;
   std::int64_t first_step_ = 1;
@@ -232,36 +226,24 @@ void Trainer::check_agreement(const std::string& what, std::uint64_t value) {
                    .hint = "give every rank the same arguments and the same files"});
 }
 
-void Trainer::sample_memory(std::int64_t step) {
+void Trainer::sample_memory() {
   // All that stays is there from step 1 on; smaps is too slow to be read in every step.
-  if (step <= kMeasuredSteps) pss_peak_ = std::max(pss_peak_, zeroth::pss_bytes());
+  if (summary_.steps < kMeasuredSteps) pss_peak_ = std::max(pss_peak_, zeroth::pss_bytes());
 }
 
 StepRecord Trainer::train_step(std::int64_t step) {
   const auto start = Clock::now();
   const auto seq = static_cast<std::size_t>(options_.seq);
-  double loss_sum = 0.0;
-  zeroth::StepResult result;
-  for (std::int64_t micro_step = 0; micro_step < settings_.batch.accumulate; ++micro_step) {
-    world_.activity()
-        ->at();  // the line that is shown to ranks that wait for this one: its batch may come from a slow disk
+  const auto [result, loss] = runner_->train([&](std::int64_t micro_step) {
     const BatchKey key{options_.seed, step, micro_step, data_rank_};
     const auto starts =
         train_windows(corpus_.train().size(), seq, static_cast<std::size_t>(settings_.batch.micro), key);
-    const Batch batch = make_batch(corpus_.train(), starts, options_.seq);
-    world_.activity()->at();
-    const torch::Tensor loss = engine_.forward(batch.x_BT, batch.y_BT);
-    sample_memory(step);  // activations are at their peak
-    engine_.backward(loss);
-    sample_memory(step);  // gradients are
-    result = engine_.step();
-    sample_memory(step);
-    loss_sum += loss.item<double>();
-  }
+    return make_batch(corpus_.train(), starts, options_.seq);
+  });
   preempted_ = result.preempted;
   StepRecord record;
   record.step = step;
-  record.loss = engine_.average(loss_sum / static_cast<double>(settings_.batch.accumulate));
+  record.loss = loss;
   record.grad_norm = result.grad_norm;
   record.lr = result.lr;
   record.tokens = settings_.batch.train * options_.seq;
@@ -358,7 +340,6 @@ void Trainer::add_traffic(const zeroth::libtorch::WireReport& before) {
 // Loss over the fixed held-out windows, which the ranks share; every rank runs as many forwards as the
 // others. True when the target is reached.
 bool Trainer::validate() {
-  const torch::NoGradGuard no_grad;
   const auto windows = held_out_windows(corpus_.held_out().size(), static_cast<std::size_t>(options_.seq),
                                         static_cast<std::size_t>(options_.eval_windows));
   const auto data_ranks = static_cast<std::size_t>(settings_.data_ranks);
@@ -368,15 +349,15 @@ bool Trainer::validate() {
     mine.push_back(windows[i]);
   }
   const std::size_t most = (windows.size() + data_ranks - 1) / data_ranks;
-  double sum = 0.0;  // of the windows' mean losses
+  std::vector<Batch> batches;
   for (std::size_t begin = 0; begin < most; begin += batch_size) {
     const std::size_t count = begin < mine.size() ? std::min(batch_size, mine.size() - begin) : 0;
     // A rank whose windows are used up runs one more for company, at no weight.
     const auto starts = count > 0 ? std::span(mine).subspan(begin, count) : std::span(windows).first(1);
-    const Batch batch = make_batch(corpus_.held_out(), starts, options_.seq);
-    sum += static_cast<double>(count) * engine_.forward(batch.x_BT, batch.y_BT).item().toDouble();
+    batches.push_back(make_batch(corpus_.held_out(), starts, options_.seq));
+    batches.back().weight = static_cast<double>(count);
   }
-  const double loss = engine_.average(sum) * static_cast<double>(data_ranks) / static_cast<double>(windows.size());
+  const double loss = runner_->evaluate(batches, static_cast<double>(windows.size()));
   summary_.validation_loss = loss;
   summary_.target_reached = target_ && loss < *target_;
   validated_step_ = summary_.steps;
@@ -389,7 +370,6 @@ bool Trainer::validate() {
 
 // All ranks run the same forwards (the parameters are spread over them) and draw the same bytes.
 std::string Trainer::generate() {
-  const torch::NoGradGuard no_grad;
   const std::uint64_t key = key_of(options_.seed, zeroth::digest64("sample"));
   std::vector<std::int64_t> tokens;
   for (const char c : options_.prompt) {
@@ -400,8 +380,7 @@ std::string Trainer::generate() {
     const auto length = std::min(static_cast<std::int64_t>(tokens.size()), options_.seq);
     const torch::Tensor x_BT = torch::from_blob(tokens.data() + (static_cast<std::int64_t>(tokens.size()) - length),
                                                 {1, length}, torch::kInt64);
-    const torch::Tensor logits_V =
-        engine_.forward(x_BT, torch::Tensor()).select(1, length - 1).flatten().to(torch::kFloat64);
+    const torch::Tensor logits_V = runner_->logits(x_BT).select(1, length - 1).flatten().to(torch::kFloat64);
     const std::span<const double> logits(logits_V.data_ptr<double>(), static_cast<std::size_t>(logits_V.numel()));
     const double random = unit_interval(mix64(key + static_cast<std::uint64_t>(i)));
     const std::size_t byte = sample_index(logits, options_.temperature, random);

@@ -184,10 +184,11 @@ TEST(CommandLine, ReadsAMesh) {
   EXPECT_EQ(parse({"--mesh", "dp=2,tp=4,sp=3"}).options.mesh,
             (std::map<std::string, int>{{"dp", 2}, {"sp", 3}, {"tp", 4}}));
   EXPECT_EQ(parse({"--mesh", "tp=1048576"}).options.mesh, (std::map<std::string, int>{{"tp", 1 << 20}}));
+  EXPECT_EQ(parse({"--mesh", "pp=3,dp=2"}).options.mesh, (std::map<std::string, int>{{"dp", 2}, {"pp", 3}}));
   EXPECT_THAT(parse({}).options.mesh, IsEmpty());
   for (const char* const wrong : {"dp", "tp=", "tp=0", "tp=-2", "tp=+2", "tp=2,", ",tp=2", "tp=2,tp=2", "dp=2;tp=2",
-                                  "pp=2", "tp=1048577", "tp=99999999999999999999", "tp=2 ", "=2"}) {
-    EXPECT_THAT(usage_error_of({"--mesh", wrong}), HasSubstr("list of the axes dp, sp and tp")) << wrong;
+                                  "ep=2", "tp=1048577", "tp=99999999999999999999", "tp=2 ", "=2"}) {
+    EXPECT_THAT(usage_error_of({"--mesh", wrong}), HasSubstr("list of the axes pp, dp, sp and tp")) << wrong;
   }
 }
 
@@ -221,6 +222,14 @@ TEST(Settings, RanksThatShareTheMatricesHaveOneBatch) {
   EXPECT_EQ(settings_of(R"({"zeroth": {"mesh": {"sp": 2}}})", 8, {"--mesh", "tp=2"}).batch, (Sizes{16, 8, 1}));
   EXPECT_THAT(text_of(R"({"train_batch_size": 25, "train_micro_batch_size_per_gpu": 5})", {"--mesh", "tp=2"}),
               HasSubstr("train_batch_size"));
+}
+
+TEST(Settings, StagesOfAPipelineHaveOneBatch) {
+  const Settings settings = make_settings(parse({"--mesh", "pp=2", "--accumulate", "4"}).options, 6);
+  EXPECT_EQ(settings.stages, 2);
+  EXPECT_EQ(settings.data_ranks, 3);
+  EXPECT_EQ(settings.batch, (zeroth::BatchSizes{.train = 96, .micro = 8, .accumulate = 4}));
+  EXPECT_EQ(make_settings(parse({"--mesh", "dp=3"}).options, 3).stages, 1);
 }
 
 TEST(Settings, LeavesWhatIsWrongToTheConfiguration) {
