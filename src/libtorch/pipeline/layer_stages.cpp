@@ -86,6 +86,30 @@ ParameterBox box_on_stages(const at::Tensor& parameter, ParameterBox box, std::v
   return box;
 }
 
+std::string look_of(const Tensors& values) {
+  std::string text;
+  for (const at::Tensor& tensor : values) {
+    text += (text.empty() ? "" : ", ") +
+            (tensor.defined() ? tensor.toString() + " " + c10::str(tensor.sizes()) : std::string("undefined"));
+  }
+  return text.empty() ? "no tensors" : text;
+}
+
+/// What torch throws says operator and shapes, and not in which layer of which micro-batch.
+Tensors run(const Layer& layer, const Tensors& values, const MicroBatch& batch, int micro_batch) {
+  try {
+    return layer.forward(values, batch);
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::Error& error) {
+    throw Error(ErrorCode::kUser, "a layer of a pipeline failed: " + error_of(error).message(),
+                {.where = kStagesWhere,
+                 .which = "layer " + layer.name + ", micro-batch " + std::to_string(micro_batch),
+                 .got = "the values " + look_of(values),
+                 .hint = "a layer takes what the layer before it returns, the first one MicroBatch::inputs"});
+  }
+}
+
 std::span<std::uint8_t> writable_bytes(const at::Tensor& tensor) {
   return {static_cast<std::uint8_t*>(tensor.mutable_data_ptr()), tensor.nbytes()};
 }
@@ -241,7 +265,7 @@ ChunkValues LayerStages::forward(int chunk, int micro_batch, ChunkValues inputs)
             .hint = "give() them before the step begins"});
   const MicroBatch& batch = batches_[static_cast<std::size_t>(micro_batch)];
   Tensors values = chunk == 0 ? batch.inputs : std::move(inputs.tensors);
-  for (const Layer& layer : layers_of_chunk(chunk)) values = layer.forward(values, batch);
+  for (const Layer& layer : layers_of_chunk(chunk)) values = run(layer, values, batch, micro_batch);
   if (chunk + 1 == program_.chunks()) {
     if (keeps_outputs_) {
       outputs_ = std::move(values);
@@ -259,7 +283,7 @@ void LayerStages::require_loss(const Tensors& values) const {
            {.where = kStagesWhere,
             .which = "layer " + layers_.back().name,
             .expected = "a tensor of one element, as the first one",
-            .got = any ? values[0].toString() + " " + c10::str(values[0].sizes()) : "no tensor",
+            .got = any ? look_of({values[0]}) : "no tensor",
             .hint = "outputs() runs models whose last layer returns something else"});
 }
 

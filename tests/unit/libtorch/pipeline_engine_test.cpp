@@ -435,6 +435,8 @@ TEST(PipelineEngine, RefusesListsThatAreNotTheModel) {
     for (const int rank : {0, 1}) expect_refusal(on_two(nothing, change, bounds), rank, code, text);
   };
   refusal(ErrorCode::kUsage, "a pipeline of no layers", [](Text&, std::vector<Layer>& layers) { layers.clear(); });
+  refusal(ErrorCode::kUsage, "expected: 1 to 1 chunks, for so many layers",
+          [](Text&, std::vector<Layer>& layers) { layers.resize(1); });
   refusal(ErrorCode::kUsage, "layer 1, block0", [](Text&, std::vector<Layer>& layers) { layers[1].forward = nullptr; });
   refusal(ErrorCode::kModel, "which: norm.weight",
           [](Text&, std::vector<Layer>& layers) { layers[3].modules.clear(); });
@@ -457,6 +459,31 @@ TEST(PipelineEngine, RanksThatCutInOtherWaysAreRefused) {
   for (const int rank : {0, 1})
     expect_refusal(report, rank, ErrorCode::kMismatch,
                    "ranks cut the model in different ways; where: libtorch.pipeline; who: 1 of 2 ranks");
+}
+
+TEST(PipelineEngine, StagesThatDoNotFitTheRanksAreRefused) {
+  for (const int pp : {-1, 0, 3}) {
+    const RankReport report = try_world(2, [&](const World& world) {
+      const Mesh mesh = world.mesh({{{"dp", 2}, {"tp", 1}}});
+      Text model(4, RankGroup(mesh.axis("tp")));
+      const PipelineEngine engine(model.ptr(), model->layers(), config_of({.pp = pp}), world, quiet());
+    });
+    for (const int rank : {0, 1}) expect_refusal(report, rank, ErrorCode::kConfig, "/zeroth/mesh");
+  }
+}
+
+TEST(PipelineEngine, ALayerThatCannotTakeItsValuesIsNamed) {
+  const auto change = [](Text&, std::vector<Layer>& layers) {
+    layers[2].forward = [forward = layers[2].forward](const Tensors& in, const MicroBatch& batch) -> Tensors {
+      Tensors out = forward(in, batch);
+      return {out[0].narrow(-1, 0, 5), out[1].narrow(-1, 0, 5)};
+    };
+  };
+  const RankReport report =
+      on_two([](PipelineEngine& engine) { (void)engine.train_batch(own_batches(0, 0, 4)); }, change, {0, 3, 4});
+  expect_refusal(report, 1, ErrorCode::kUser, "which: layer head, micro-batch 0; got: the values CPUDoubleType [2, ");
+  EXPECT_THAT(report.of(1)->text, HasSubstr("normalized_shape=[8]"));
+  EXPECT_NE(report.of(0), nullptr) << "the other stage waits for ever";
 }
 
 TEST(PipelineEngine, ALastLayerWithoutALossIsNamed) {
