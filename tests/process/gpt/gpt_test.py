@@ -117,9 +117,9 @@ class GptTest(unittest.TestCase):
 
     @tier.both
     def test_stages_of_a_pipeline_are_like_one_process(self) -> None:
-        """Float64, through checkpoints of either, too. The embedding is on the first and the last stage: each adds up
-        its gradients of all micro-batches before they are added to the other's, so with several micro-batches the last
-        bits differ."""
+        """Float64, with data-parallel ranks beside the stages, and through checkpoints of either, too. The embedding
+        is on the first and the last stage: each adds up its gradients of all micro-batches before they are added to the
+        other's, so with several micro-batches the last bits differ."""
         more = ["--dtype", "fp64", "--accumulate", "4", "--sample", "20"]
         saved = ["--steps", "4", "--save-every", "2", "--checkpoints"]
 
@@ -127,18 +127,25 @@ class GptTest(unittest.TestCase):
             steps, final = self.train(ranks, *more, *arguments)
             return steps, final, self.output.partition("--- sample")[2].partition("--- end")[0]
 
-        expected, last, text = train(1, *saved, str(self.folder / "whole"))
+        # By the number of data-parallel ranks: those have batches of their own.
+        whole = {1: train(1, *saved, str(self.folder / "whole")), 2: train(2, "--steps", "4")}
+        expected, last, _ = whole[1]
         self.assertGreater(abs(expected[0]["loss"] - expected[-1]["loss"]), 1e-2, "there was something to learn")
         every = [
             (2, "pp=2", "1f1b", 3),
+            (4, "pp=2,dp=2", "interleaved", 1),
             (4, "pp=2,tp=2", "zb-h1", 3),
             (3, "pp=3", "gpipe", 0),
-            (2, "pp=2", "interleaved", 1),
+            (2, "pp=2", "1f1b", 1),
+            (2, "pp=2", "interleaved", 3),
+            (2, "pp=2", "zb-h1", 1),
+            (4, "pp=2,dp=2", "1f1b", 3),
             (4, "pp=2,sp=2", "zb-v", 2),
             (4, "pp=2,tp=2", "v-half", 1),
         ]
         paths = []
         for ranks, mesh, schedule, stage in tier.rows(every, every[:2]):
+            expected, last, text = whole[2 if "dp=2" in mesh else 1]
             paths.append(self.folder / str(len(paths)))
             config = self.folder / "zero.json"
             config.write_text(json.dumps({"zeroth": {"pipeline": {"schedule": schedule}}}))
@@ -158,6 +165,7 @@ class GptTest(unittest.TestCase):
                 measured["overflow"] = 0
                 self.assertEqual(final["planned_bytes"], measured)
                 self.assertEqual(final["wire_bytes"], final["wire_formula_bytes"])
+        expected, last, _ = whole[1]
         for ranks, arguments, folder in ((1, [], paths[0]), (2, ["--mesh", "pp=2"], self.folder / "whole")):
             steps, final, _ = train(ranks, *arguments, "--steps", "4", "--resume", str(folder / "step-00000002"))
             with self.subTest("goes on", ranks=ranks):

@@ -230,6 +230,14 @@ TEST(Settings, StagesOfAPipelineHaveOneBatch) {
   EXPECT_EQ(settings.data_ranks, 3);
   EXPECT_EQ(settings.batch, (zeroth::BatchSizes{.train = 96, .micro = 8, .accumulate = 4}));
   EXPECT_EQ(make_settings(parse({"--mesh", "dp=3"}).options, 3).stages, 1);
+  const test::TempFolder folder;
+  Options options;
+  options.config_path = folder.write("c.json", R"({"zeroth": {"mesh": {"pp": 4}}, "train_batch_size": 24})");
+  const Settings of_file = make_settings(options, 8);
+  EXPECT_EQ(of_file.stages, 4);
+  EXPECT_EQ(of_file.data_ranks, 2);
+  EXPECT_EQ(of_file.batch, (zeroth::BatchSizes{.train = 24, .micro = 12, .accumulate = 1}))
+      << "dp is not the first axis";
 }
 
 TEST(Settings, LeavesWhatIsWrongToTheConfiguration) {
