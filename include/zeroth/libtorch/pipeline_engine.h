@@ -49,7 +49,8 @@ class PipelineEngine : public EngineBase {
   ~PipelineEngine();
 
   /// A step over gradient_accumulation_steps micro-batches: all stages of a pipeline give the same ones. Collective,
-  /// blocks. Throws kMismatch for another number of them, and what backward() and step() throw.
+  /// blocks. Throws kMismatch for another number of them, kModel for a last layer without a loss, kUser with the layer
+  /// and its micro-batch for what torch refuses in a layer's forward, and what backward() and step() throw.
   Pipeline::Result train_batch(std::vector<MicroBatch> micro_batches);
   /// The mean loss over any number of micro-batches, at least one, without gradients, on all ranks. `weights`: one a
   /// micro-batch, from 0, the same on all stages of a pipeline, for a mean over samples where micro-batches differ in

@@ -1,6 +1,7 @@
 // A LibTorch trainer on the installed package: the code of README.md and docs/cpp-api.md, as it stands there
 // (tests/docs/blocks.py).
 #include "docs/cpp-api-1.cpp"
+#include "docs/cpp-api-2.cpp"
 
 #include <string>
 #include <vector>
@@ -25,7 +26,7 @@ double one_step(int zero_stage, const zeroth::World& world) {
       "the consumer");
   const torch::nn::Linear net(3, 1);
   for (const torch::Tensor& parameter : net->parameters()) torch::nn::init::ones_(parameter);
-#include "docs/cpp-api-2.cpp"
+#include "docs/cpp-api-3.cpp"
   const torch::Tensor input = torch::ones({1, 3});
   const torch::Tensor before = engine.forward(input);
   engine.backward(before.sum());  // the gradient of the three weights and of the bias is 1, with decay 2 and 1
@@ -39,6 +40,7 @@ int main() {
   const auto world = zeroth::World::from_environment();
   ten_lines(Net(), {2, {torch::ones({32, 64}), torch::ones({32})}});
   train(world);
+  if (world.size() == 2) train_in_stages(world, {8, {.inputs = {torch::ones({4, 64})}, .targets = {torch::ones({4})}}});
   for (const int zero_stage : {0, 3}) {
     const double moved = one_step(zero_stage, world);
     std::printf("stage %d: the output moved by %g\n", zero_stage, moved);
