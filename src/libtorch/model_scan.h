@@ -18,11 +18,11 @@ struct ScannedModel {
   std::vector<UnitBase*> wrappers{};  ///< one a unit; null for the root
 };
 
-/// Finds the Units of a module and everything in them; see describe_model().
 /// What modules say of their parameters, by the parameters' names.
 [[nodiscard]] std::map<std::string, ParameterBox> boxes_of(torch::nn::Module& model);
 
-/// Of the options: groups, trainable_later and box_of.
+/// Finds the Units of a module and everything in them; see describe_model(). Of the options: groups, trainable_later
+/// and box_of.
 [[nodiscard]] ScannedModel scan_model(torch::nn::Module& model, const EngineOptions& options);
 
 /// A parameter's name, without the modules that units put around others.
