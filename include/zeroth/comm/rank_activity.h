@@ -1,7 +1,7 @@
 // RankActivity: the current activity of one rank, for questions of other ranks. The rank's threads write it. The thread
 // of its control plane reads it while they compute, wait or hang. Transports, engines and the control plane share it.
 //
-// Normal cost: one store per event of the engine (enter()), less than 0.2 us per call
+// Normal cost: one store per event of the engine (enter()), less than 0.2 us per call and per action of a pipeline
 // (benchmarks/comm/watch_bench.cpp), two clock reads per wait.
 #pragma once
 
@@ -21,6 +21,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace zeroth {
@@ -60,11 +61,28 @@ struct WaitStatus {
   WaitReport report{};
 };
 
+/// An action of a pipeline as a word of whoever runs it; 0: none. RankActivity does not know what is in it.
+using ActionWord = std::uint64_t;
+
+/// What such a word says.
+struct ActionText {
+  std::string name{};   ///< "1B3"
+  std::string about{};  ///< "stage 1 of 2: the backward of chunk 1, micro-batch 3"
+  bool trains = true;   ///< false: of an evaluation
+};
+
+/// Memory in which other processes see the last action of a rank, also when the rank is no more. Zero at first.
+struct ShownAction {
+  std::atomic<ActionWord> action;
+  std::atomic<std::int64_t> steps;  ///< finished at its beginning
+};
+
 /// The state of one rank at one moment.
 struct RankStatus {
   Phase phase = Phase::kStarting;
   std::int64_t step = 0;    ///< finished steps
   std::string unit{};       ///< of the phase, or ""
+  std::string action{};     ///< "action 1B3 of step 4 (stage 1 of 2: ...)", or ""
   std::string place{};      ///< "train.py:57 in load_batch"; "" if not requested or not known
   std::string last_call{};  ///< "all_gather#40 of world/engine0", or ""
   bool one_thread = true;   ///< at most one thread has ever waited
@@ -96,6 +114,24 @@ class RankActivity {
   /// The last value of enter(), for resume().
   [[nodiscard]] std::uint64_t entered() const noexcept { return phase_.load(std::memory_order_relaxed); }
   void resume(std::uint64_t entered) noexcept { phase_.store(entered, std::memory_order_relaxed); }
+  /// Sets the current action of a pipeline and the phase that it is of. Any thread; some 20 ns.
+  void enter_action(ActionWord action, Phase phase) noexcept;
+  void leave_action(Phase phase) noexcept { enter_action(0, phase); }
+  /// The current action has thrown. It stays the current one until the next.
+  void fail_action() noexcept { failed_.store(true, std::memory_order_relaxed); }
+  /// "action 1B3 of step 4 (stage 1 of 2: ...)"; "" if the last one has not thrown.
+  [[nodiscard]] std::string failed_action() const;
+  /// Sets the function that reads the words, of this rank and of the others. Any thread.
+  void set_action_reader(ActionText (*reader)(ActionWord action)) noexcept { reader_.store(reader); }
+  /// "action 1B3 of step 4 (stage 1 of 2: ...)"; "" for 0 and without a reader. `steps`: finished ones.
+  [[nodiscard]] std::string action_text(ActionWord action, std::int64_t steps) const;
+  /// The current action and the finished steps.
+  [[nodiscard]] std::pair<ActionWord, std::int64_t> running_action() const noexcept {
+    return {action_.load(std::memory_order_relaxed), steps_.load(std::memory_order_relaxed)};
+  }
+  /// Writes actions there too, until hide_at().
+  void show_at(ShownAction& place);
+  void hide_at(const ShownAction& place) noexcept;
   void finish_step(std::int64_t steps) noexcept { steps_.store(steps, std::memory_order_relaxed); }
   /// Sets the timeout of waits until the first step has ended. 0: twice the normal timeout.
   void set_first_timeout(Milliseconds timeout) noexcept {
@@ -182,6 +218,11 @@ class RankActivity {
   FlightRecorder recorder_;
   std::atomic<std::uint64_t> phase_{0};  ///< phase, model + 1, unit + 1
   std::atomic<std::int64_t> steps_{0};
+  std::atomic<ActionWord> action_{0};
+  std::atomic<bool> failed_{false};  ///< the action
+  std::atomic<ActionText (*)(ActionWord)> reader_{nullptr};
+  std::mutex shown_mutex_;
+  std::vector<ShownAction*> shown_;
   std::atomic<std::int64_t> first_timeout_{0};
   std::atomic<std::int64_t> waited_ns_{0};
   std::atomic<bool> judged_{false};
@@ -261,7 +302,8 @@ class WatchedWait {
 
 /// "is between steps, after step 3, at train.py:57 in load_batch".
 [[nodiscard]] std::string describe(const RankStatus& status);
-/// "is in the forward of unit blocks.1 of step 4", also for a rank that waits there.
+/// "is in the forward of unit blocks.1 of step 4", also for a rank that waits there. In a pipeline "is in action 1B3 of
+/// step 4 (stage 1 of 2: the backward of chunk 1, micro-batch 3), in unit blocks.1".
 [[nodiscard]] std::string describe_phase(const RankStatus& status);
 
 }  // namespace zeroth

@@ -90,13 +90,15 @@ void fields(Archive& archive, Message& message) {
     archive(message.rank)(message.size)(message.pid)(message.host)(message.host_digest);
   } else if constexpr (std::is_same_v<M, WelcomeMessage>) {
     bytes(message.proof);
+  } else if constexpr (std::is_same_v<M, PingMessage>) {
+    archive(message.action)(message.steps);
   } else if constexpr (std::is_same_v<M, AskMessage>) {
     archive(message.question)(message.with_place);
   }
 }
 
 void write(Writer& out, const RankStatus& status) {
-  out(status.phase)(status.step)(status.unit)(status.place)(status.last_call)(status.one_thread);
+  out(status.phase)(status.step)(status.unit)(status.action)(status.place)(status.last_call)(status.one_thread);
   std::vector<std::pair<std::string, std::uint64_t>> begun;
   for (const auto& entry : status.calls_begun) {
     if (begun.size() < kMostGroups && entry.first.size() <= kLongestGroup) begun.push_back(entry);
@@ -114,7 +116,7 @@ void write(Writer& out, const RankStatus& status) {
 
 void read(Reader& in, RankStatus& status) {
   std::uint8_t phase = 0;
-  in(phase)(status.step)(status.unit)(status.place)(status.last_call)(status.one_thread);
+  in(phase)(status.step)(status.unit)(status.action)(status.place)(status.last_call)(status.one_thread);
   if (phase >= kNumPhases) in.refuse();
   status.phase = static_cast<Phase>(phase);
   std::uint16_t groups = 0;

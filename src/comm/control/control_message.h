@@ -40,8 +40,10 @@ struct WelcomeMessage {
   Digest proof{};
   bool operator==(const WelcomeMessage&) const = default;
 };
-/// Nothing but a sign of life.
+/// A sign of life, with RankActivity::running_action(): so the last action of who dies is known.
 struct PingMessage {
+  ActionWord action = 0;
+  std::int64_t steps = 0;
   bool operator==(const PingMessage&) const = default;
 };
 /// Hub to rank: what are you doing?
@@ -69,7 +71,7 @@ using ControlMessage = std::variant<ChallengeMessage, HelloMessage, WelcomeMessa
                                     StatusMessage, VerdictMessage, ByeMessage>;
 
 /// A frame: 2 bytes of version, 2 of magic, 4 of length, 1 of kind, then the fields.
-inline constexpr std::uint16_t kControlVersion = 2;  ///< changes with every change of the messages
+inline constexpr std::uint16_t kControlVersion = 3;  ///< changes with every change of the messages
 inline constexpr std::size_t kFrameHeaderBytes = 9;
 inline constexpr std::size_t kLargestFrameBytes = std::size_t{64} << 10U;
 inline constexpr std::size_t kLargestStrangersFrameBytes =

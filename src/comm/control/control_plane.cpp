@@ -164,6 +164,11 @@ class ControlThread : public ControlPlane {
             .host_digest = host_digest_};
   }
 
+  [[nodiscard]] PingMessage own_ping() const {
+    const auto [action, steps] = activity_->running_action();
+    return {.action = action, .steps = steps};
+  }
+
   void start() {
     thread_ = start_own_thread([this] { run(); }, "the control plane", {.where = "comm.control", .who = who()});
     activity_->set_waker(
@@ -365,6 +370,8 @@ class Hub final : public ControlThread {
     const bool open = links_[rank]->receive([&](ControlMessage message) {
       const int from = static_cast<int>(rank);
       coordinator_.heard(from, now);
+      if (const auto* ping = std::get_if<PingMessage>(&message))
+        coordinator_.seen_in(from, activity_->action_text(ping->action, ping->steps), now);
       if (const auto* status = std::get_if<StatusMessage>(&message)) coordinator_.answered(from, *status, now);
       if (const auto* verdict = std::get_if<VerdictMessage>(&message)) coordinator_.told(error_of(*verdict), now);
       if (auto* bye = std::get_if<ByeMessage>(&message)) goodbye = std::move(bye->status);
@@ -434,7 +441,7 @@ class Hub final : public ControlThread {
     if (now - pinged_ < ping_every()) return;
     ZR_FAILPOINT("control.beat");
     pinged_ = now;
-    to_all(PingMessage{});
+    to_all(own_ping());
   }
 
   /// What is queued still goes out, within reason.
@@ -532,6 +539,10 @@ class Leaf final : public ControlThread {
     link_.flush();
     const bool open = link_.receive([&](ControlMessage message) {
       heard_ = now;
+      if (const auto* ping = std::get_if<PingMessage>(&message)) {
+        hub_action_ = activity_->action_text(ping->action, ping->steps);
+        hub_action_at_ = now;
+      }
       if (const auto* ask = std::get_if<AskMessage>(&message)) {
         link_.send(StatusMessage{ask->question, activity_->status(ask->with_place)});
       }
@@ -560,7 +571,7 @@ class Leaf final : public ControlThread {
     if (now - pinged_ < ping_every()) return;
     ZR_FAILPOINT("control.beat");
     pinged_ = now;
-    link_.send(PingMessage{});
+    link_.send(own_ping());
   }
 
   /// Without the hub nobody else would say that it is the one that is missing, nor that the job has ended without this
@@ -575,6 +586,8 @@ class Leaf final : public ControlThread {
     if ((goodbye_ && !waits) || (!certain && silent < (gone_ && waits ? Milliseconds{1'000} : options_.silent_after)))
       return;
     EarlyEnd end{.text = gone_ ? end_text(how, link_trouble_) : silence_text(silent), .hint = kLookThere};
+    end.text += last_action_text(
+        hub_action_, std::chrono::duration_cast<Milliseconds>((gone_ ? gone_at_ : heard_) - hub_action_at_));
     if (goodbye_) end = early_end(*goodbye_, activity_->rank(), own);
     ErrorContext context{
         .where = "comm.control", .expected = "a sign of life from rank 0", .hint = std::move(end.hint)};
@@ -589,6 +602,8 @@ class Leaf final : public ControlThread {
   std::string hub_;  ///< rank_text() of it
   Neighbour hub_process_;
   SteadyClock::time_point heard_{};
+  std::string hub_action_;  ///< in its last ping
+  SteadyClock::time_point hub_action_at_{};
   SteadyClock::time_point reported_{};
   SteadyClock::time_point pinged_{};
   SteadyClock::time_point gone_at_{};

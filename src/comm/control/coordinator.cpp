@@ -55,6 +55,12 @@ std::string silence_text(Milliseconds silent) {
                      seconds(silent));
 }
 
+std::string last_action_text(const std::string& action, Milliseconds before) {
+  if (action.empty()) return "";
+  const bool just_before = before < Milliseconds{50};
+  return ", last seen in " + action + (just_before ? "" : fmt::format(" {:.1f} s before", seconds(before)));
+}
+
 Coordinator::Coordinator(int size, CoordinatorOptions options)
     : size_(size), options_(options), ranks_(static_cast<std::size_t>(size)) {}
 
@@ -68,6 +74,11 @@ void Coordinator::joined(int rank, std::string host, int pid, TimePoint now) {
 
 void Coordinator::heard(int rank, TimePoint now) {
   at(rank).heard = now;
+}
+
+void Coordinator::seen_in(int rank, std::string action, TimePoint now) {
+  at(rank).action = std::move(action);
+  at(rank).action_at = now;
 }
 
 void Coordinator::left(int rank, std::optional<RankStatus> goodbye, TimePoint now, std::string trouble) {
@@ -91,6 +102,7 @@ void Coordinator::answered(int rank, const StatusMessage& message, TimePoint now
   if (known.gone) return;
   known.heard = now;
   const RankStatus& status = message.status;
+  seen_in(rank, status.action, now);
   const bool same = known.status && status.wait.id != 0 && known.status->wait.id == status.wait.id &&
                     known.status->wait.report.ranks == status.wait.report.ranks;
   if (!same) known.samples.clear();
@@ -132,8 +144,10 @@ Error Coordinator::left_error(int rank, const RankStatus& last, int waiting) con
 
 std::string Coordinator::loss_text(int rank, TimePoint now) const {
   const Rank& known = at(rank);
-  return known.gone ? end_text(known.end, known.trouble)
-                    : silence_text(std::chrono::duration_cast<Milliseconds>(now - known.heard));
+  const std::string text = known.gone ? end_text(known.end, known.trouble)
+                                      : silence_text(std::chrono::duration_cast<Milliseconds>(now - known.heard));
+  const TimePoint end = known.gone ? known.gone_at : known.heard;
+  return text + last_action_text(known.action, std::chrono::duration_cast<Milliseconds>(end - known.action_at));
 }
 
 std::optional<Error> Coordinator::loss_of(int rank, int waiting, TimePoint now) const {

@@ -56,6 +56,8 @@ class Coordinator {
   void joined(int rank, std::string host, int pid, TimePoint now);
   /// Anything at all has come from the rank.
   void heard(int rank, TimePoint now);
+  /// "action 1B3 of step 4 (stage 1 of 2: ...)": what it did when it said so; "" for no action.
+  void seen_in(int rank, std::string action, TimePoint now);
   void answered(int rank, const StatusMessage& message, TimePoint now);
   /// Its connection has ended, after this goodbye or without one. `trouble`: what the system says of it, or "".
   void left(int rank, std::optional<RankStatus> goodbye, TimePoint now, std::string trouble = "");
@@ -89,6 +91,8 @@ class Coordinator {
     int pid = 0;
     TimePoint heard{};
     TimePoint gone_at{};
+    std::string action{};  ///< seen_in()
+    TimePoint action_at{};
     std::optional<RankStatus> status{};
     std::string place{};           ///< in its last answer to a question with a number
     std::uint32_t answered = 0;    ///< the last question it has answered
@@ -164,5 +168,7 @@ inline constexpr const char* kLookThere = "look at the output of that rank and i
 /// or what the system says of the connection; and of one that is silent.
 [[nodiscard]] std::string end_text(const std::string& how, const std::string& trouble);
 [[nodiscard]] std::string silence_text(Milliseconds silent);
+/// ", last seen in action 1B3 of step 4 (...) 0.4 s before"; "" without an action.
+[[nodiscard]] std::string last_action_text(const std::string& action, Milliseconds before);
 
 }  // namespace zeroth::detail

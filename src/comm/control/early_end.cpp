@@ -13,6 +13,7 @@ bool is_in_step(Phase phase) {
 }
 
 std::string end_of(const RankStatus& last) {
+  if (!last.action.empty()) return "in " + last.action;
   if (last.phase == Phase::kStarting && last.step == 0) return "before its first step";
   if (last.phase == Phase::kBetweenSteps) return fmt::format("after {} step{}", last.step, last.step == 1 ? "" : "s");
   if (last.phase == Phase::kAfterBackward) return fmt::format("after a backward of step {}", last.step + 1);

@@ -34,6 +34,18 @@ Error end_of_job(int rank, const Error& error) {
 
 namespace detail {
 
+bool is_own_error(const Error& error) noexcept {
+  return !is_about_others(error.code()) && error.code() != ErrorCode::kAborted &&
+         dynamic_cast<const JobVerdict*>(&error) == nullptr;
+}
+
+Error with_action(const Error& error, const std::string& action) {
+  ErrorContext context = error.context();
+  const bool names_it = action.starts_with("action " + context.which + " ");  // as "1F0"
+  context.which = context.which.empty() || names_it ? action : context.which + ", in " + action;
+  return Error(error.code(), error.message(), std::move(context));
+}
+
 Error cause_of_stop(const Error& stopped) {
   Error cause = stopped;
   for (std::string_view text = stopped.message(); text.starts_with("rank ");) {

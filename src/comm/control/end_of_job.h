@@ -3,10 +3,17 @@
 
 #include <zeroth/base/error.h>
 
+#include <string>
+
 namespace zeroth::detail {
 
 /// Of a transport's "rank 1 stopped the job: [PEER_LOST] rank 2 was killed ...": the loss, for that is what happened,
 /// with the words of rank 1. What is an error of rank 1's own stays as it is.
 [[nodiscard]] Error cause_of_stop(const Error& stopped);
+
+/// Whether an error is of the rank that throws it, not of what it saw of another one.
+[[nodiscard]] bool is_own_error(const Error& error) noexcept;
+/// An error of the rank's own, with the action of a pipeline that it ended.
+[[nodiscard]] Error with_action(const Error& error, const std::string& action);
 
 }  // namespace zeroth::detail

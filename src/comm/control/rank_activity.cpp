@@ -46,6 +46,40 @@ void RankActivity::enter(Phase phase, int model, int unit) noexcept {
   phase_.store(pack(phase, model, unit), std::memory_order_relaxed);
 }
 
+void RankActivity::enter_action(ActionWord action, Phase phase) noexcept {
+  failed_.store(false, std::memory_order_relaxed);
+  action_.store(action, std::memory_order_relaxed);
+  enter(phase);
+  const std::lock_guard lock(shown_mutex_);
+  for (ShownAction* const place : shown_) {
+    place->steps.store(steps_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    place->action.store(action, std::memory_order_release);
+  }
+}
+
+std::string RankActivity::failed_action() const {
+  const auto [action, steps] = running_action();
+  return failed_.load(std::memory_order_relaxed) ? action_text(action, steps) : "";
+}
+
+std::string RankActivity::action_text(ActionWord action, std::int64_t steps) const {
+  ActionText (*const reader)(ActionWord) = reader_.load();
+  if (action == 0 || reader == nullptr) return "";
+  const ActionText text = reader(action);
+  return text.trains ? fmt::format("action {} of step {} ({})", text.name, steps + 1, text.about)
+                     : fmt::format("action {} of an evaluation after step {} ({})", text.name, steps, text.about);
+}
+
+void RankActivity::show_at(ShownAction& place) {
+  const std::lock_guard lock(shown_mutex_);
+  shown_.push_back(&place);
+}
+
+void RankActivity::hide_at(const ShownAction& place) noexcept {
+  const std::lock_guard lock(shown_mutex_);
+  std::erase(shown_, &place);
+}
+
 void RankActivity::set_locator(Locator locator) {
   const std::lock_guard lock(mutex_);
   locator_ = locator ? std::make_shared<const Locator>(std::move(locator)) : nullptr;
@@ -76,6 +110,8 @@ RankStatus RankActivity::status(bool with_place) {
   const std::uint64_t phase = phase_.load(std::memory_order_relaxed);
   status.phase = static_cast<Phase>(phase >> 56U);
   status.step = steps_.load(std::memory_order_relaxed);
+  status.action = action_text(action_.load(std::memory_order_relaxed), status.step);
+  if (!status.action.empty() && failed_.load(std::memory_order_relaxed)) status.action += ", which has failed";
   status.last_call = recorder_.last_call();
   std::shared_ptr<const Locator> locator;
   Line here;
@@ -138,7 +174,12 @@ void RankActivity::throw_verdict() const {
 
 std::string RankActivity::step_text() const {
   const auto phase = static_cast<Phase>(phase_.load(std::memory_order_relaxed) >> 56U);
-  const std::int64_t steps = steps_.load(std::memory_order_relaxed);
+  const auto [action, steps] = running_action();
+  if (ActionText(*const reader)(ActionWord) = reader_.load(); action != 0 && reader != nullptr) {
+    const ActionText text = reader(action);
+    return text.trains ? fmt::format(", step {} ({})", steps + 1, text.name)
+                       : fmt::format(", after step {} ({})", steps, text.name);
+  }
   switch (phase) {
     case Phase::kForward:
       return fmt::format(", step {} (forward)", steps + 1);
@@ -228,6 +269,7 @@ std::string describe(const RankStatus& status) {
 }
 
 std::string describe_phase(const RankStatus& status) {
+  if (!status.action.empty()) return "is in " + status.action + (status.unit.empty() ? "" : ", in unit " + status.unit);
   const auto phase = static_cast<std::size_t>(status.phase);
   std::string text(kPhases[phase < kPhases.size() ? phase : 0]);
   if (!status.unit.empty()) text += " of unit " + status.unit;

@@ -9,6 +9,7 @@
 #include "comm/call_descriptor.h"
 
 #include <zeroth/base/platform.h>
+#include <zeroth/comm/rank_activity.h>
 #include <zeroth/device/memory.h>
 
 #include <atomic>
@@ -35,6 +36,7 @@ struct JobControl {
   alignas(kCacheLineBytes) SharedFlag doorbell;
   SharedFlag waiting;
   alignas(kCacheLineBytes) SharedWord heartbeat;      ///< grows every 100 ms while the process runs
+  alignas(kCacheLineBytes) ShownAction action;        ///< the last one of a pipeline, for when the process is no more
   alignas(kCacheLineBytes) SharedFlag first_abort;    ///< used in rank 0's block: 1 + the rank that called abort first
   alignas(kCacheLineBytes) SharedFlag abort_claimed;  ///< set by the thread that writes the next two
   std::int32_t abort_code;

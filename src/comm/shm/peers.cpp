@@ -62,9 +62,26 @@ void futex_wake_all(SharedFlag& word) noexcept {
   ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE, 0x7fffffff, nullptr, nullptr, 0);
 }
 
-Peers::Peers(Setup setup) : setup_(std::move(setup)) {}
+Peers::Peers(Setup setup) : setup_(std::move(setup)) {
+  if (RankActivity* const activity = setup_.watched.activity()) activity->show_at(own_action());
+}
 
-Peers::~Peers() = default;
+Peers::~Peers() {
+  if (RankActivity* const activity = setup_.watched.activity()) activity->hide_at(own_action());
+}
+
+ShownAction& Peers::own_action() const {
+  return setup_.controls[static_cast<std::size_t>(setup_.rank)]->action;
+}
+
+std::string Peers::last_action_of(int world_rank) const {
+  const RankActivity* const activity = setup_.watched.activity();
+  const ShownAction& shown = setup_.controls[static_cast<std::size_t>(world_rank)]->action;
+  const std::string action =
+      activity == nullptr ? ""
+                          : activity->action_text(shown.action.load(std::memory_order_acquire), shown.steps.load());
+  return action.empty() ? "" : ", in " + action;
+}
 
 void Peers::wait(const GroupView& view, FunctionRef<bool()> predicate, FunctionRef<WaitContext()> context) {
   if (predicate()) return;
@@ -203,7 +220,8 @@ std::optional<Peers::Failure> Peers::find_failure(const GroupView& view, const D
     if (std::optional<Error> abort = find_abort(view, context)) return Failure{*std::move(abort)};
     // Not whom alone it waits for at the moment, where the lost one would have been next.
     missing = awaits(waited, group_rank) ? std::vector{group_rank} : missing_of(waited);
-    const std::string sentence = name(group_rank) + " " + what;
+    const std::string sentence =
+        name(group_rank) + " " + what + last_action_of(view.world_ranks[static_cast<std::size_t>(group_rank)]);
     const std::string told = told_loss(view.world_ranks[static_cast<std::size_t>(group_rank)]);
     if (told.empty()) {
       return Failure{describe(ErrorCode::kPeerLost, sentence, std::move(hint)),

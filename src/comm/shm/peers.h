@@ -100,6 +100,9 @@ class Peers {
                                      FunctionRef<WaitContext()> context) const;
   /// Number in the job of one whom the wait cannot do without; Progress::kAnyRank if it does not know.
   [[nodiscard]] int awaited(const GroupView& view, FunctionRef<WaitContext()> context) const;
+  [[nodiscard]] ShownAction& own_action() const;
+  /// ", in action 1B3 of step 4 (stage 1 of 2: ...)"; "" where it is in none.
+  [[nodiscard]] std::string last_action_of(int world_rank) const;
   [[nodiscard]] std::optional<Error> find_abort(const GroupView& view, FunctionRef<WaitContext()> context) const;
   [[noreturn]] void raise(const GroupView& view, FunctionRef<WaitContext()> context, const Failure& failure);
   /// [Note: Told losses] A rank that ends because it has lost a peer is lost to the others in turn, and they may notice

@@ -48,7 +48,7 @@ std::vector<ControlMessage> one_of_each() {
   return {challenge,
           hello,
           welcome,
-          PingMessage{},
+          PingMessage{.action = 0xfedcba9876543210, .steps = 119},
           AskMessage{.question = 5, .with_place = true},
           a_status(),
           VerdictMessage{.code = ErrorCode::kMismatch,
@@ -119,8 +119,8 @@ TEST(ControlMessage, WhatIsNoMessageIsRefused) {
   bytes = encode(AskMessage{});
   bytes.back() = std::byte{2};  // neither true nor false
   refused(bytes, "do not fit");
-  bytes = encode(PingMessage{});
-  bytes[4] = std::byte{1};
+  bytes = encode(WelcomeMessage{});
+  bytes[4] = std::byte{static_cast<std::uint8_t>(std::to_integer<int>(bytes[4]) + 1)};
   bytes.push_back(std::byte{0});  // a field too many
   refused(bytes, "do not fit");
   VerdictMessage verdict;
@@ -132,7 +132,7 @@ TEST(ControlMessage, WhatIsNoMessageIsRefused) {
 TEST(ControlMessage, AnotherVersionIsNamed) {
   std::vector<std::byte> bytes = encode(PingMessage{});
   bytes[0] = std::byte{1};
-  EXPECT_THAT(decode(bytes).why, HasSubstr("it speaks version 1 of the control plane, this process version 2: all "
+  EXPECT_THAT(decode(bytes).why, HasSubstr("it speaks version 1 of the control plane, this process version 3: all "
                                            "ranks must run the same build of Zeroth"));
 }
 

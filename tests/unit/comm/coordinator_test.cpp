@@ -64,6 +64,7 @@ class Situation {
     coordinator_.left(rank, std::nullopt, now_, trouble);
     mute(rank);
   }
+  void see_in(int rank, const std::string& action) { coordinator_.seen_in(rank, action, now_); }
   void end_process(int rank, const std::string& how) { coordinator_.ended(rank, how); }
   /// With a goodbye that says how it was.
   void leave_in_order(int rank) {
@@ -504,6 +505,36 @@ TEST(Coordinator, TheEndOfAProcessIsSaidWhereTheSystemTells) {
   job.run(Milliseconds{100});
   ASSERT_TRUE(job.verdict);
   EXPECT_EQ(job.verdict->message(), "rank 1 (pid 101 on h0) was killed by SIGKILL (signal 9)");
+}
+
+TEST(Coordinator, WhoIsLostWasLastSeenInAnAction) {
+  Situation killed(2);
+  killed.wait(0, "recv#1", {1});
+  killed.see_in(1, "action 1B3 of step 4 (stage 1 of 2)");
+  killed.run(Milliseconds{400});
+  killed.leave(1);
+  killed.lose(0, 1);
+  killed.end_process(1, "was killed by SIGKILL (signal 9)");
+  killed.run(Milliseconds{200});
+  ASSERT_TRUE(killed.verdict);
+  EXPECT_EQ(killed.verdict->message(),
+            "rank 1 (pid 101 on h0) was killed by SIGKILL (signal 9), last seen in action 1B3 of step 4 (stage 1 of 2) "
+            "0.4 s before");
+  Situation frozen(2);
+  frozen.wait(0, "recv#1", {1});
+  frozen.see_in(1, "action 1B3 of step 4 (stage 1 of 2)");
+  frozen.mute(1);
+  frozen.run(Milliseconds{30'000});
+  ASSERT_TRUE(frozen.verdict);
+  EXPECT_THAT(frozen.verdict->message(), MatchesRegex(".* hangs, last seen in action 1B3 of step 4 .stage 1 of 2."));
+  Situation between_steps(2);
+  between_steps.wait(0, "recv#1", {1});
+  between_steps.see_in(1, "action 1B3 of step 4 (stage 1 of 2)");
+  between_steps.see_in(1, "");
+  between_steps.leave(1);
+  between_steps.run(Milliseconds{3'000});
+  ASSERT_TRUE(between_steps.verdict);
+  EXPECT_THAT(between_steps.verdict->message(), Not(HasSubstr("last seen")));
 }
 
 TEST(Coordinator, ARanksOwnErrorComesBeforeWhatOthersSawOfIt) {

@@ -21,6 +21,19 @@ TEST(EndOfJob, AnErrorOfTheRanksOwnNamesTheRank) {
                "[ABORTED] rank 1 stopped the job: [ABORTED] the data has run out");
 }
 
+TEST(EndOfJob, AnErrorOfTheRanksOwnHasTheActionThatItEnded) {
+  const std::string action = "action 1B3 of step 4 (stage 1 of 2)";
+  EXPECT_STREQ(detail::with_action(Error(ErrorCode::kUser, "no such token", {.where = "a.py:3"}), action).what(),
+               "[USER] no such token; where: a.py:3; which: action 1B3 of step 4 (stage 1 of 2)");
+  EXPECT_EQ(detail::with_action(Error(ErrorCode::kModel, "no loss", {.which = "head"}), action).context().which,
+            "head, in " + action);
+  EXPECT_EQ(detail::with_action(Error(ErrorCode::kModel, "no loss", {.which = "1B3"}), action).context().which, action);
+  EXPECT_TRUE(detail::is_own_error(Error(ErrorCode::kModel, "no loss")));
+  EXPECT_FALSE(detail::is_own_error(Error(ErrorCode::kPeerLost, "rank 1 was killed")));
+  EXPECT_FALSE(detail::is_own_error(Error(ErrorCode::kAborted, "rank 1 stopped the job: [MODEL] no loss")));
+  EXPECT_FALSE(detail::is_own_error(JobVerdict(ErrorCode::kModel, "no loss")));
+}
+
 TEST(EndOfJob, WhatIsAboutAnotherRankStaysAsItIs) {
   for (const Error& error : {Error(ErrorCode::kPeerLost, "rank 1 was killed", {.who = "rank 2/4"}),
                              Error(ErrorCode::kMismatch, "different calls", {.who = "rank 2/4"}),

@@ -91,6 +91,50 @@ TEST(RankActivity, AnErrorOfThisRankSaysItsStep) {
   }
 }
 
+ActionText read_action(ActionWord action) {
+  return {.name = "1B" + std::to_string(action % 100), .about = "stage 1 of 2", .trains = action < 100};
+}
+
+TEST(RankActivity, AnActionIsInTheStatusInErrorsAndInSharedMemory) {
+  RankActivity activity(1, 4);
+  ShownAction shown{};
+  activity.show_at(shown);
+  activity.finish_step(2);
+  activity.enter_action(3, Phase::kBackward);
+  EXPECT_EQ(activity.status(false).action, "") << "nobody can read it";
+  activity.set_action_reader(&read_action);
+  const int model = activity.add_model({"root"});
+  const auto who = [&] { return activity.dated(Error(ErrorCode::kPeerLost, "rank 2 was killed")).context().who; };
+  EXPECT_EQ(describe_phase(activity.status(false)), "is in action 1B3 of step 3 (stage 1 of 2)");
+  EXPECT_EQ(who(), "rank 1/4, step 3 (1B3)");
+  EXPECT_EQ(activity.action_text(shown.action, shown.steps), "action 1B3 of step 3 (stage 1 of 2)");
+  activity.enter(Phase::kBackward, model, 0);
+  EXPECT_EQ(describe_phase(activity.status(false)), "is in action 1B3 of step 3 (stage 1 of 2), in unit root");
+  activity.enter_action(105, Phase::kEvaluation);
+  EXPECT_EQ(describe_phase(activity.status(false)), "is in action 1B5 of an evaluation after step 2 (stage 1 of 2)")
+      << "and no more in that unit";
+  EXPECT_EQ(who(), "rank 1/4, after step 2 (1B5)");
+  activity.leave_action(Phase::kBetweenSteps);
+  EXPECT_EQ(describe_phase(activity.status(false)), "is between steps, after step 2");
+  EXPECT_EQ(activity.action_text(shown.action, shown.steps), "");
+  activity.enter_action(3, Phase::kBackward);
+  activity.hide_at(shown);
+  activity.enter_action(4, Phase::kBackward);
+  EXPECT_EQ(shown.action.load(), 3U);
+}
+
+TEST(RankActivity, AFailedActionIsKnownUntilTheNextOne) {
+  RankActivity activity(1, 4);
+  activity.set_action_reader(&read_action);
+  activity.enter_action(3, Phase::kBackward);
+  EXPECT_EQ(activity.failed_action(), "");
+  activity.fail_action();
+  EXPECT_EQ(activity.failed_action(), "action 1B3 of step 1 (stage 1 of 2)");
+  EXPECT_EQ(activity.status(false).action, "action 1B3 of step 1 (stage 1 of 2), which has failed");
+  activity.enter_action(4, Phase::kBackward);
+  EXPECT_EQ(activity.failed_action(), "");
+}
+
 TEST(RankActivity, ARecordHoldsTheErrorAndWhereTheRankWas) {
   RankActivity activity(1, 4);
   activity.enter(Phase::kForward, activity.add_model({"root"}), 0);
