@@ -1,3 +1,4 @@
+#include "comm/control/end_of_job.h"
 #include "comm/decorators/slow_link_backend.h"
 #include "engine/launcher_variables.h"
 #include "engine/unwatched.h"
@@ -13,6 +14,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
+#include <optional>
 #include <utility>
 
 namespace zeroth {
@@ -394,7 +396,12 @@ void World::abort(const std::exception& cause) const noexcept {
   if (!connection_ || !connection_->base) return;
   try {
     const auto* own = dynamic_cast<const Error*>(&cause);  // a copy would forget that it is a verdict
-    const Error& error = own != nullptr ? *own : error_of(cause);
+    std::optional<Error> made;
+    if (own == nullptr) own = &made.emplace(error_of(cause));
+    if (const std::string action = activity()->failed_action();
+        !action.empty() && detail::is_own_error(*own) && own->context().which.find(action) == std::string::npos)
+      own = &made.emplace(detail::with_action(*own, action));
+    const Error& error = *own;
     connection_->base->abort(error);
     if (connection_->control) connection_->control->tell(end_of_job(rank_, error));
   } catch (...) {  // no memory to say so: the others see this rank end

@@ -145,6 +145,8 @@ class Engine {
 
   /// From now on the engine reports its phase to `activity`. Null: no reports.
   void set_activity(std::shared_ptr<RankActivity> activity);
+  /// Null: nobody watches.
+  [[nodiscard]] const std::shared_ptr<RankActivity>& activity() const { return activity_; }
 
   /// Collective, blocks. Copies the values of the first rank that has a parameter, rank 0 where all have it, to the
   /// others. `values(param)` returns this rank's dense data in the
