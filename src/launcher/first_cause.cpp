@@ -151,6 +151,25 @@ std::string describe(const FailureRecord& record) {
   return record.error_line.empty() ? head : head + ": " + record.error_line;
 }
 
+std::string said_of(const FailureRecord& record, std::string_view line) {
+  if (!record.error_line.empty() || record.num_ranks > 0) return "";
+  const auto after = [](std::string_view text, std::string_view mark) {
+    const std::size_t at = text.find(mark);
+    return at == std::string_view::npos ? std::string_view{} : text.substr(at + mark.size());
+  };
+  if (const std::string_view why = after(line, fmt::format("[ABORTED] rank {} stopped the job: ", record.rank));
+      !why.empty()) {
+    return fmt::format(": {}", why.substr(0, why.rfind("; who: rank ")));
+  }
+  // As transports and the control plane say it.
+  const std::string_view who = after(line, fmt::format("rank {} (pid ", record.rank));
+  std::string_view more =
+      after(who, record.signal != 0 ? fmt::format("(signal {})", record.signal)
+                                    : fmt::format("code {} before the others were done", record.exit_code));
+  more = more.substr(0, std::min(more.find("; where: "), more.find(": rank ")));
+  return more.starts_with(", ") ? std::string(more) : "";
+}
+
 std::string describe_others(int num_ended, int num_ranks) {
   if (num_ended <= 0) {
     return "";

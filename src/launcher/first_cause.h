@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 namespace zeroth::launcher {
 
@@ -69,6 +70,11 @@ inline constexpr Milliseconds kOneLook{10};
 /// "rank 1 (pid 77) was killed by signal 9 (SIGKILL)" or "rank 1 (pid 77) exited with code 78: ZEROTH ERROR
 /// ...".
 [[nodiscard]] std::string describe(const FailureRecord& record);
+
+/// What an error line of another rank adds to describe() of a rank that has written none: ": [USER] ValueError: no such
+/// token: 50257; where: ..." of one that told the others why it stopped, ", in action 1B3 of step 4 (...)" of one that
+/// died; "" if the line is about something else.
+[[nodiscard]] std::string said_of(const FailureRecord& record, std::string_view line);
 
 /// "; the other 3 ranks were ended" for a world of `num_ranks` of which `num_ended` others were still
 /// running.

@@ -420,6 +420,18 @@ void Supervisor::signal_groups(int signal) {
   for (const auto& group : groups_) group->signal_groups(signal);
 }
 
+/// What the other ranks have written about it.
+std::string Supervisor::said_of(const FailureRecord& cause) {
+  for (int rank = 0; rank < options_.num_ranks; ++rank) {
+    for (const Stream stream : {Stream::kErr, Stream::kOut}) {
+      if (rank == cause.rank) continue;
+      if (std::string said = launcher::said_of(cause, output_of(rank, stream).last_error_line()); !said.empty())
+        return said;
+    }
+  }
+  return "";
+}
+
 JobEnd Supervisor::conclude() {
   kill_at_.reset();
   terminate_at_.reset();
@@ -445,8 +457,8 @@ JobEnd Supervisor::conclude() {
       // If the cause is not the first failure, it was still running then and the first one counts as another
       // in its place.
       end = {job_exit_code(cause), attempt_.restart < options_.max_restarts && !makes_room(),
-             describe(cause) + describe_others(num_running_at_stop_, options_.num_ranks) + details_of(options_, cause) +
-                 "."};
+             describe(cause) + said_of(cause) + describe_others(num_running_at_stop_, options_.num_ranks) +
+                 details_of(options_, cause) + "."};
       break;
     }
     case Stop::kSignal:

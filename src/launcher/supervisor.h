@@ -90,6 +90,7 @@ class Supervisor final : public GroupListener {
   void kill_all();
   void signal_groups(int signal);
   [[nodiscard]] std::optional<TimePoint> doubt() const;
+  [[nodiscard]] std::string said_of(const FailureRecord& cause);
   [[nodiscard]] JobEnd conclude();
   void end_groups(const JobEnd& end);
 

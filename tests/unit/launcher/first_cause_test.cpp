@@ -186,6 +186,28 @@ TEST(FirstCause, DescribesWhatHappened) {
   EXPECT_EQ(job_exit_code(at(0, 0, 78)), 78);
 }
 
+TEST(FirstCause, WhatOtherRanksSayOfOneThatHasWrittenNoError) {
+  const FailureRecord killed = at(1, 0, 0, SIGKILL);
+  const std::string in = ", in action 1B3 of step 4 (stage 1 of 2: the backward of chunk 1, micro-batch 3)";
+  const std::string how = "zeroth.Error: [PEER_LOST] rank 1 (pid 7 on h1) was killed by SIGKILL (signal 9)";
+  EXPECT_EQ(said_of(killed, how + in + "; where: comm.shm; got: rank 0 waits"), in);
+  EXPECT_EQ(said_of(killed, "ZEROTH ERROR [PEER_LOST] in group world rank 1 (pid 7) was killed by SIGKILL (signal 9)" +
+                                in + ": rank 2 (pid 8) exited with code 76 after it saw that; where: comm.shm"),
+            in);
+  EXPECT_EQ(said_of(killed, how + "; where: comm.shm"), "") << "nothing that the launcher does not know";
+  EXPECT_EQ(said_of(at(2, 0, 0, SIGKILL), how + in + "; where: comm.shm"), "") << "of another rank";
+  EXPECT_EQ(said_of(at(1, 0, 0, SIGSEGV), how + in + "; where: comm.shm"), "") << "of another end";
+  EXPECT_EQ(said_of(at(1, 0, 3), "x.Error: [PEER_LOST] rank 1 (pid 7) exited with code 3 before the others were done" +
+                                     in + "; where: comm.shm"),
+            in);
+  const std::string aborted =
+      "zeroth.Error: [ABORTED] rank 1 stopped the job: [USER] ValueError: no; where: a.py:3 in f; who: rank 0/2";
+  EXPECT_EQ(said_of(at(1, 0, 1), aborted), ": [USER] ValueError: no; where: a.py:3 in f");
+  EXPECT_EQ(said_of(at(10, 0, 1), aborted), "");
+  EXPECT_EQ(said_of(at(1, 0, 78, 0, "ZEROTH ERROR [CONFIG] x"), aborted), "") << "it has said so itself";
+  EXPECT_EQ(said_of(killed, ""), "");
+}
+
 constexpr SteadyClock::time_point kStart{};
 
 TEST(FirstCause, ALostHostExplainsWhatItsPeersSay) {
