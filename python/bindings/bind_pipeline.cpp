@@ -118,6 +118,7 @@ void bind_pipeline(py::module_& module) {
                                return texts;
                              })
       .def_property_readonly("stage", &Pipeline::stage)
+      .def_property_readonly("failed_action", &Pipeline::failed_action)
       .def("report",
            [](const Pipeline& self) {
              const libtorch::PipelineReport report = self.report();

@@ -66,8 +66,9 @@ struct PipelineReport {
 /// One thread at a time; the engine's.
 class Pipeline {
  public:
-  /// `stages`: the ranks of the pipeline, in order of their stages. Not collective. Throws kUsage if the program is
-  /// refuted by verify(), or does not fit the ranks or the engine's number of micro-steps. `engine` must outlive it.
+  /// `stages`: the ranks of the pipeline, in order of their stages. Collective over them, blocks. Throws kUsage if the
+  /// program is refuted by verify(), or does not fit the ranks or the engine's number of micro-steps, and kMismatch on
+  /// all of them if they have different programs. `engine` must outlive it.
   Pipeline(EngineBase& engine, Communicator stages, PipelineOptions options);
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
@@ -92,6 +93,9 @@ class Pipeline {
   /// This rank's list.
   [[nodiscard]] const std::vector<Action>& actions() const;
   [[nodiscard]] int stage() const;
+  /// The action that threw: "action 1B3 of step 4 (stage 1 of 2: the backward of chunk 1, micro-batch 3)"; "" if none
+  /// has. After it every further step and evaluation is refused with kUsage: stages have run different parts of one.
+  [[nodiscard]] std::string failed_action() const;
   [[nodiscard]] PipelineReport report() const;
   void reset_report();
 

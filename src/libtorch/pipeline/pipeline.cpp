@@ -1,4 +1,6 @@
 #include "libtorch/pipeline/chunk_graph.h"
+#include "libtorch/pipeline/running_action.h"
+#include "libtorch/pipeline/same_program.h"
 #include "libtorch/pipeline/stage_links.h"
 #include "libtorch/runtime.h"
 
@@ -15,6 +17,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <typeinfo>
 #include <utility>
 
 namespace zeroth::libtorch {
@@ -99,11 +102,14 @@ class Pipeline::Impl {
  public:
   Impl(EngineBase& engine, Communicator stages, PipelineOptions options)
       : runtime_(engine.runtime()),
+        activity_(runtime_->core().activity()),
         stages_(std::move(stages)),
         options_(std::move(options)),
         links_(stages_, options_.copies) {
     verify(options_.program);
     require_fits();
+    require_same_program(options_.program, stages_);
+    if (activity_) activity_->set_action_reader(&text_of);
     digest_ = digest64(to_text(options_.program));
     runtime_->set_buffer_owners(options_.buffer_owners);
     std::vector<int> forwards(runtime_->core().layout().units.size(), 0);
@@ -117,14 +123,41 @@ class Pipeline::Impl {
   void begin() {
     ZR_CHECK(!running_, ErrorCode::kUsage, "a step of the pipeline is under way",
              {.where = kWhere, .hint = "end() it"});
+    // The messages of the rest of that step are lost, or still come.
+    ZR_CHECK(failed_.empty(), ErrorCode::kUsage, "an earlier step of the pipeline was left before its end",
+             {.where = kWhere,
+              .who = own_name(),
+              .which = failed_,
+              .expected = "all actions of a step",
+              .hint = "close() the engine and go on from a checkpoint: the other stages have run another part of it"});
     running_ = true;
-    links_.begin_step(++step_, digest_);
+    links_.begin_step(++step_, digest_, {.micro_batches = options_.program.micro_batches});
     result_.reset();
     losses_ = 0.0;
   }
 
   void run(const Action& action) {
     ++report_.actions;
+    const RunningAction running{
+        .action = action, .stage = stages_.rank(), .stages = stages_.size(), .trains = !evaluates_};
+    const ActionWord word = word_of(running);
+    if (activity_) activity_->enter_action(word, phase_of(running));
+    try {
+      execute(action);
+    } catch (const Error& error) {
+      fail_in(word);
+      // What two stages see of each other's programs no other rank sees.
+      if (activity_ && error.code() == ErrorCode::kMismatch && typeid(error) == typeid(Error)) activity_->tell(error);
+      throw;
+    } catch (...) {
+      fail_in(word);
+      throw;
+    }
+  }
+
+  [[nodiscard]] const std::string& failed_action() const { return failed_; }
+
+  void execute(const Action& action) {
     switch (action.kind) {
       case ActionKind::kForward:
         return forward(action);
@@ -162,7 +195,7 @@ class Pipeline::Impl {
 
   Result end() {
     links_.settle();
-    running_ = false;
+    leave();
     return {.step = result_.value_or(StepResult{}), .loss = mean_loss(options_.program.micro_batches)};
   }
 
@@ -173,12 +206,13 @@ class Pipeline::Impl {
     const StepProgram program = forwards_of(options_.program, micro_batches);
     const at::NoGradGuard no_grad;
     begin();
-    links_.begin_step(step_, digest64(to_text(program)));
+    links_.begin_step(step_, digest64(to_text(program)), {.trains = false, .micro_batches = micro_batches});
+    evaluates_ = true;
     guarded([&] {
       for (const Action& action : program.actions[static_cast<std::size_t>(stages_.rank())]) run(action);
       links_.settle();
     });
-    running_ = false;
+    leave();
     return mean_loss(micro_batches);
   }
 
@@ -213,6 +247,22 @@ class Pipeline::Impl {
     ChunkGraph graph;
     std::vector<at::Tensor> loss;  ///< of the last chunk: as its gradient begins
   };
+
+  /// "rank 3/4, stage 1 of 2".
+  [[nodiscard]] std::string own_name() const {
+    const std::string stage = "stage " + std::to_string(stages_.rank()) + " of " + std::to_string(stages_.size());
+    if (!activity_) return stage;
+    return "rank " + std::to_string(activity_->rank()) + "/" + std::to_string(activity_->size()) + ", " + stage;
+  }
+  void fail_in(ActionWord word) {
+    if (activity_) activity_->fail_action();
+    const ActionText text = text_of(word);
+    failed_ = activity_ ? activity_->failed_action() : "action " + text.name + " (" + text.about + ")";
+  }
+  void leave() noexcept {
+    running_ = evaluates_ = false;
+    if (activity_) activity_->leave_action(Phase::kBetweenSteps);
+  }
 
   void require_fits() const {
     const StepProgram& program = options_.program;
@@ -428,16 +478,19 @@ class Pipeline::Impl {
     sent_values_.clear();
     sent_gradients_.clear();
     links_.abandon();
-    running_ = false;
+    running_ = evaluates_ = false;
   }
 
   std::shared_ptr<Runtime> runtime_;
+  std::shared_ptr<RankActivity> activity_;  ///< null: nobody watches
   Communicator stages_;
   PipelineOptions options_;
   StageLinks links_;
   std::uint64_t digest_ = 0;
   std::uint64_t step_ = 0;
   bool running_ = false;
+  bool evaluates_ = false;
+  std::string failed_;                              ///< the action that threw, so that no step follows; "": none
   std::vector<std::vector<int>> completed_by_;      ///< by chunk: units that no later backward of a micro-batch is of
   std::map<Key, std::vector<int>> last_backwards_;  ///< units whose gradients are complete in it
   std::map<Key, InFlight> flights_;
@@ -477,6 +530,9 @@ const std::vector<Action>& Pipeline::actions() const {
 }
 int Pipeline::stage() const {
   return impl_->stage();
+}
+std::string Pipeline::failed_action() const {
+  return impl_->failed_action();
 }
 PipelineReport Pipeline::report() const {
   return impl_->report();

@@ -13,7 +13,9 @@
 #include "libtorch/pipeline/stage_values.h"
 
 #include <zeroth/comm/communicator.h>
+#include <zeroth/comm/rank_activity.h>
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -37,14 +39,20 @@ struct Parcel {
 
 class StageLinks {
  public:
-  /// `copies`: the ranks that have the same values as this one and send slices of them; none: all is sent whole.
+  /// What runs, for messages.
+  struct Run {
+    bool trains = true;
+    int micro_batches = 0;
+  };
+  /// `copies`: the ranks that have the same values as this one and send slices of them; none: all is sent whole. Names
+  /// the calls of `stages` for errors of waits: by what is awaited from which stage.
   StageLinks(Communicator stages, std::optional<Communicator> copies);
   StageLinks(const StageLinks&) = delete;
   StageLinks& operator=(const StageLinks&) = delete;
   ~StageLinks();
 
-  /// From now on parcels are those of this step: one of another step is kMismatch.
-  void begin_step(std::uint64_t step, std::uint64_t digest);
+  /// From now on parcels are those of this step, and of the program with this digest: others are kMismatch.
+  void begin_step(std::uint64_t step, std::uint64_t digest, Run run);
   /// Returns at once. Shares the tensors, which must not be written to any more.
   void send(int to, const Parcel& parcel, SentValues values);
   /// Blocks until it is there. Throws kMismatch, with ranks and parcels, if the other rank runs another program.
@@ -66,7 +74,9 @@ class StageLinks {
   using Link = std::tuple<int, bool, int>;
 
   void forget_sent();
-  [[nodiscard]] std::pair<Parcel, SentValues> take_next(int from);
+  /// Says why the message that came in the place of `wanted` is not one of this step.
+  [[noreturn]] void refuse(const Head& head, int from, const Parcel& wanted) const;
+  [[nodiscard]] std::pair<Parcel, SentValues> take_next(int from, const Parcel& wanted);
   [[nodiscard]] std::string name_of_stage(int stage) const;
 
   /// Bytes of a tensor that go between two ranks: all, or this rank's slice.
@@ -75,8 +85,10 @@ class StageLinks {
 
   Communicator stages_;
   std::optional<Communicator> copies_;
+  std::shared_ptr<std::atomic<ActionWord>> awaited_;  ///< the message that a wait is for, as its action; 0: unknown
   std::uint64_t digest_ = 0;
   std::uint64_t step_ = 0;
+  Run run_{};
   std::map<Link, std::string> sent_forms_;
   std::map<Link, std::string> received_forms_;
   std::deque<std::unique_ptr<Sending>> sending_;
