@@ -223,7 +223,8 @@ class Engine:
 
         Without a pipeline it is a loop of forward, backward and step() over the micro-batches; the model returns its
         loss. Collective and blocking. Raises Error, and whatever the model raises: MISMATCH if there are too few
-        micro-batches, or stages run different schedules; MODEL if the last chunk gives no loss."""
+        micro-batches, or stages run different schedules; MODEL if the last chunk gives no loss. After an error in an
+        action of a pipeline every further step is refused with USAGE."""
         micro_steps = self._config.micro_steps(self._world_size)
         if self._pipeline is not None:
             self._push()

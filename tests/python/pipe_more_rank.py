@@ -289,7 +289,8 @@ def one_stage() -> None:
 def refusals() -> None:
     """With nothing changed: the engine trains afterwards."""
     engine, alone = gpt2()
-    with refused("MISMATCH", r"too few micro-batches.*who: stage \d of 2; which: micro-batch 2; expected: 3.*got: 2"):
+    few = r"too few micro-batches.*who: rank \d/\d, stage \d of 2; which: micro-batch 2, of action \dF2; expected: 3"
+    with refused("MISMATCH", few):
         engine.train_batch(batches(0, 2))
     with refused("MISMATCH", "too few micro-batches.*expected: 4 micro-batches; got: 3"):
         engine.eval_batch(batches(0, 3), micro_batches=4)

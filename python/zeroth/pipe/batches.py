@@ -17,8 +17,9 @@ def parts_of(batch: Any) -> tuple[Any, Any]:
     return batch, batch
 
 
-def take(batches: Iterable[Any], count: int, *, where: str, who: str) -> list[Any]:
-    """The next `count` micro-batches. Raises Error MISMATCH, with nothing run, if there are fewer."""
+def take(batches: Iterable[Any], count: int, *, where: str, who: str, action: str = "") -> list[Any]:
+    """The next `count` micro-batches. Raises Error MISMATCH, with nothing run, if there are fewer. `action`: the
+    beginning of the name of those that they are for, "1F"."""
     taken = list(itertools.islice(batches, count))
     if len(taken) < count:
         refuse(
@@ -26,7 +27,7 @@ def take(batches: Iterable[Any], count: int, *, where: str, who: str) -> list[An
             code="MISMATCH",
             where=where,
             who=who,
-            which=f"micro-batch {len(taken)}",
+            which=f"micro-batch {len(taken)}" + (f", of action {action}{len(taken)}" if action else ""),
             expected=f"{count} micro-batches",
             got=str(len(taken)),
             hint="a step takes gradient_accumulation_steps micro-batches, the same on every stage of a pipeline",

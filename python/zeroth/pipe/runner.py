@@ -53,13 +53,13 @@ class Runner:
 
     def train_batch(self, batches: Iterable[Any] | None) -> tuple[_C.StepResult, float]:
         """See Engine.train_batch()."""
-        with self._given(batches, self.done.micro_batches):
+        with self._given(batches, self.done.micro_batches), self._named():
             return self.core.train_batch()
 
     def eval_batch(self, batches: Iterable[Any] | None, count: int, weights: Sequence[float] | None) -> float:
         """The mean over `count` micro-batches, and over the ranks with batches of their own, of the loss; with
         `weights` of the loss times its weight."""
-        with self._given(batches, count):
+        with self._given(batches, count), self._named():
             self._weights = weights
             return self.core.eval_batch(count)
 
@@ -67,7 +67,7 @@ class Runner:
         """See Engine.outputs()."""
         chain, kept = self.done.chain, []  # type: ignore[var-annotated]
         loss_fn = chain.loss_fn
-        with self._given([batch], 1):
+        with self._given([batch], 1), self._named():
             try:
                 self._output = kept
                 if loss_fn is not None:  # which also says what a micro-batch is, so it is not None
@@ -81,7 +81,7 @@ class Runner:
     @contextlib.contextmanager
     def step(self, batches: Iterable[Any] | None, end: StepEnd) -> Iterator[PipelineStep]:
         """See Engine.pipeline_step(). `end` is told the result."""
-        with self._given(batches, self.done.micro_batches):
+        with self._given(batches, self.done.micro_batches), self._named():
             step = PipelineStep(self.core, end)
             try:
                 yield step
@@ -89,6 +89,22 @@ class Runner:
             except BaseException:
                 self._left = step.expected
                 raise
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Notes on an exception of the model's in which action it was raised. What errors say of other ranks has it."""
+        earlier = self.core.failed_action
+        try:
+            yield
+        except Exception as error:
+            action = self.core.failed_action
+            if (
+                action
+                and not earlier
+                and getattr(error, "code", "") not in ("ABORTED", "MISMATCH", "PEER_LOST", "TIMEOUT")
+            ):
+                error.add_note(f"raised in {action}")
+            raise
 
     @contextlib.contextmanager
     def _given(self, batches: Iterable[Any] | None, count: int) -> Iterator[None]:
@@ -105,7 +121,8 @@ class Runner:
         if batches is None:
             self._require_no_reader()
             batches = [None] * count
-        self._batches = take(batches, count, where=_WHERE, who=self._who)
+        first = self.done.chunks_of(self.done.stage)[0]
+        self._batches = take(batches, count, where=_WHERE, who=self._who, action=f"{first}F")
         try:
             yield
         finally:
@@ -128,7 +145,8 @@ class Runner:
 
     @property
     def _who(self) -> str:
-        return f"stage {self.done.stage} of {self.done.mesh.size('pp')}"
+        world = self.done.mesh.world
+        return f"rank {world.rank}/{world.size}, stage {self.done.stage} of {self.done.mesh.size('pp')}"
 
     def _forward(self, chunk: int, micro_batch: int, tensors: Tensors, structure: str) -> tuple[Tensors, str]:
         first, last = self.done.bounds[chunk], self.done.bounds[chunk + 1]
