@@ -1,7 +1,7 @@
 """Cuts a model into the stages of a pipeline."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import nn
 from zeroth import _C, _boxes, _units
 from zeroth._config import ConfigLike, to_config
 from zeroth.parallel._refuse import refuse
+from zeroth.pipe.agree import require_same
 from zeroth.pipe.block_chain import BlockChain
 from zeroth.pipe.chain import Chain
 from zeroth.pipe.make_chain import build, chain_of
@@ -64,16 +65,21 @@ class Pipelined:
             f"{self.micro_batches} micro-batches a step"
         ]
         for stage in range(self.mesh.size("pp")):
-            parts = []
-            for chunk in self.chunks_of(stage):
-                first, last = self.bounds[chunk], self.bounds[chunk + 1] - 1
-                names = [self.chain.layers[first].name, self.chain.layers[last].name]
-                parts.append(f"chunk {chunk}: " + (names[0] if first == last else " to ".join(names)))
-            lines.append(f"  stage {stage}: " + "; ".join(parts))
+            lines.append(f"  stage {stage}: " + "; ".join(_parts(self.chain, self.bounds, self.chunks_of(stage))))
         return "\n".join(lines)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Pipelined":
         return self
+
+
+def _parts(chain: Chain, bounds: Sequence[int], chunks: Iterable[int]) -> list[str]:
+    """ "chunk 0: embed to blocks.1" for each chunk."""
+    parts = []
+    for chunk in chunks:
+        first, last = bounds[chunk], bounds[chunk + 1] - 1
+        names = [chain.layers[first].name, chain.layers[last].name]
+        parts.append(f"chunk {chunk}: " + (names[0] if first == last else " to ".join(names)))
+    return parts
 
 
 def _chunk_of_layer(bounds: Sequence[int], layer: int) -> int:
@@ -111,7 +117,8 @@ def pipeline(
     summed over them. All ranks build the model from the same seed.
 
     Collective and blocking. Raises Error, before the model is changed: MODEL for a model that cannot be cut; CONFIG for
-    a mesh that does not fit the ranks, or has one stage; USAGE."""
+    a mesh that does not fit the ranks, or has one stage; MISMATCH, on all ranks, if they have other layers, another
+    split or another schedule; USAGE."""
     settings = with_stages(model, to_config(config))
     if world is None:
         world = _C.World.from_environment()
@@ -143,6 +150,16 @@ def pipeline(
     stage_of_chunk = _C.rank_of_chunk(program)
     bounds = partition(chain, len(stage_of_chunk), split or split_of(chain.model, keys), weights=weights, speeds=speeds)
     mesh = world.mesh(axes, settings)
+    require_same(
+        {
+            "the schedule": f"{keys['schedule']}, {micro_batches} micro-batches",
+            "the layers": ", ".join(layer.name for layer in chain.layers),
+            "the split": "; ".join(_parts(chain, bounds, range(len(stage_of_chunk)))),
+            "the program": program,
+        },
+        mesh,
+        where=_WHERE,
+    )
     stage = mesh.coordinate("pp")
     for chunk, owner in enumerate(stage_of_chunk):
         if owner == stage:
