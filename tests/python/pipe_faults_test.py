@@ -22,6 +22,7 @@ AWAITED = (
     r"|input of chunk 2, micro-batch (?P<on>\d), from stage 1 \(1SEND_F(?P=on)\))"
 )
 """of stage 1, by its neighbours"""
+SEEN = r"(, last seen in action (1\w+|STEP) of step \d \(stage 1 of \d: [^)]*\)( \d\.\d s before)?)?"
 SENDING = (
     r"action 1SEND_B1 of step 3 \(stage 1 of {stages}: sends the gradient of the input of chunk 1, micro-batch 1\)"  # noqa: E501
 )
@@ -127,19 +128,16 @@ class Faults(unittest.TestCase):
         for case in cases("killed"):
             with self.subTest(case):
                 done = self.ended(case, 137)
-                seen = ", in" if case.transport == "shm" else ", last seen in"
+                # Over messages it is the action of the last beat, which any before the fault can be, or none.
+                place = f", in {action_of(case)}" if case.transport == "shm" else SEEN
                 for rank in case.others:
                     text = self.told(done, rank, 5.0)
                     if self.torch_was_first(case, text):
                         continue
-                    self.assertRegex(
-                        text, rf"^\[PEER_LOST\] rank 1 \(pid .*\) was killed by SIGKILL \(signal 9\){seen} action 1"
-                    )
-                    if case.transport == "shm":  # over messages it is that of the last beat
-                        self.assertRegex(text, f", in {action_of(case)}; ")
+                    killed = r"^\[PEER_LOST\] rank 1 \(pid .*\) was killed by SIGKILL \(signal 9\)"
+                    self.assertRegex(text, rf"{killed}{place}; where: ")
                     self.assertRegex(text, r"who: rank \d/\d, step 3 \(\d\w+\d\)")
                 ended = "the other rank was ended" if case.ranks == 2 else "the other 2 ranks were ended"
-                place = f"{seen} action 1.*" if case.transport == "shm" else f"({seen} action 1.*)?"
                 self.assertRegex(
                     self.last_line(done),
                     rf"^zeroth-run: rank 1 \(pid \d+\) was killed by signal 9 \(SIGKILL\){place}; {ended}\.$",
@@ -166,7 +164,7 @@ class Faults(unittest.TestCase):
             with self.subTest(case):
                 done = self.ended(case, SEEN_OF_OTHERS)
                 by_memory = rf"\[PEER_LOST\] rank 1\b.* is frozen: no heartbeat.*, in {action_of(case)}; .*" + AWAITED
-                by_beats = r"\[PEER_LOST\] rank 1\b.* has given no sign of life.*, last seen in action 1.*" + AWAITED
+                by_beats = rf"\[PEER_LOST\] rank 1\b.* has given no sign of life[^;]*{SEEN}; .*{AWAITED}"
                 for text in [*(self.told(done, rank, 15.0) for rank in case.others), self.last_line(done)]:
                     self.assertRegex(text, by_memory if case.transport == "shm" else by_beats)
 
