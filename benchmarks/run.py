@@ -23,9 +23,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 sys.path.insert(0, str(ROOT / "benchmarks/support"))
 sys.path.insert(0, str(ROOT / "benchmarks/peers"))
+sys.path.insert(0, str(ROOT / "benchmarks/pipeline"))
 import compare  # noqa: E402
 from cells import CELLS  # noqa: E402
 from record import Record, program, text_of  # noqa: E402
+from setups import PARTS  # noqa: E402
 
 
 @dataclasses.dataclass(kw_only=True, frozen=True)
@@ -48,6 +50,7 @@ LAUNCH = "{launcher} -n"
 STEP = "{build}/benchmarks/step_bench"
 QUICK_STEP = "--size 3m --cycles 2 --steps-per-block 1"
 SAVE = "{python} {root}/benchmarks/checkpoint/save_bench.py --build {build} --python {python}"
+PIPELINE = "{python} {root}/benchmarks/pipeline/"
 PEERS = "{python} {root}/benchmarks/peers/peers.py --build {build} --python {python} --cells"
 
 RUNS = [
@@ -144,6 +147,30 @@ RUNS = [
     *(
         Run(name=cell.name, command=f"{PEERS} {cell.name}", quick="--quick", minutes=cell.minutes, on_demand=True)
         for cell in CELLS
+    ),
+    *(
+        Run(
+            name=f"pipeline-{name}",
+            command=f"{PIPELINE}pipeline.py {name} --build {{build}} --python {{python}}",
+            quick="--layers 4 --width 64 --tokens 32 --cycles 2 --block-seconds 0 --startup-rounds 1",
+            minutes=12 if part.deepspeed else 6,
+            on_demand=True,
+        )
+        for name, part in PARTS.items()
+    ),
+    Run(
+        name="pipeline-actions",
+        command=f"{PIPELINE}actions.py --build {{build}} --python {{python}}",
+        quick="--micro 8 --cycles 2 --steps 2",
+        minutes=4,
+        on_demand=True,
+    ),
+    Run(
+        name="pipeline-sleeping",
+        command=f"{PIPELINE}sleeping.py --build {{build}} --python {{python}}",
+        quick="--stages 2 --micro 4 --times 5,5,5 --steps 2 --schedules 1f1b zb-h1",
+        minutes=5,
+        on_demand=True,
     ),
     Run(
         name="watch",
