@@ -55,6 +55,8 @@ def find_places(build: pathlib.Path, base: pathlib.Path) -> Places:
         installed = {"wanted": wanted, "operator_seconds": _install(base)}
         if installed["operator_seconds"] > 0:
             stamp.write_text(json.dumps(installed), encoding="utf-8")
+    for lock in VENV.glob("extensions/*/lock"):
+        lock.unlink()  # of a compilation that was interrupted: everybody would wait for its end
     return Places(build=build, python=VENV / "bin/python", operator_seconds=float(installed["operator_seconds"]))
 
 

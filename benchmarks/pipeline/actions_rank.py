@@ -125,9 +125,8 @@ def block(step: Step, steps: int) -> float:
 def by_kind(engine: Any, batch: list[tuple[Tensor, Tensor]], steps: int) -> dict[str, float]:
     """Median microseconds of each kind of action on this rank; "callback": what of a forward is in the chunk's own
     forward."""
-    runner = engine._pipeline
     spent: defaultdict[str, list[float]] = defaultdict(list)
-    chain = runner.done.chain
+    chain = engine.pipeline.chain
     own_run = chain.run
 
     def run(*args: Any) -> Any:
@@ -140,14 +139,11 @@ def by_kind(engine: Any, batch: list[tuple[Tensor, Tensor]], steps: int) -> dict
     try:
         for _ in range(steps):
             dist.barrier()
-            with runner._given(batch, len(batch)):
-                core = runner.core
-                core.begin()
-                for action in core.actions:
+            with engine.pipeline_step(batch) as step:
+                for action in step.actions:
                     begin = time.perf_counter()
-                    core.run(action)
+                    step.run(action)
                     spent[kind_of(action)].append(time.perf_counter() - begin)
-                core.end()
     finally:
         del chain.run
     return {kind: 1e6 * statistics.median(times) for kind, times in spent.items()}
@@ -192,12 +188,12 @@ def main() -> None:
         cycles.append({name: statistics.mean(times) for name, times in turns.items()})
     kinds: list[Any] = [None] * STAGES
     dist.all_gather_object(kinds, by_kind(engine, batch, given.steps))
+    with engine.pipeline_step(batch) as last:
+        for action in last.actions:
+            last.run(action)
     if rank == 0:
-        actions = len(engine._pipeline.core.actions)
-        given.report.write_text(
-            json.dumps({"cycles": cycles, "kinds": kinds, "actions": actions, "torch": str(torch.__version__)}),
-            encoding="utf-8",
-        )
+        found = {"cycles": cycles, "kinds": kinds, "actions": len(last.actions), "torch": str(torch.__version__)}
+        given.report.write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 

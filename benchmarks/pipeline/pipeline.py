@@ -206,9 +206,7 @@ def main() -> None:
     parser.add_argument("--trainers", nargs="+", help="names; default: all that have the schedule")
     parser.add_argument("--json", help="file for the result")
     given = parser.parse_args()
-    work = Work(
-        part=given.part, layers=given.layers, width=given.width, tokens=given.tokens, micro_batches=given.micro
-    )
+    work = Work(part=given.part, layers=given.layers, width=given.width, tokens=given.tokens, micro_batches=given.micro)
     names = [name for name in work.setup.trainers() if name == "floor" or name in (given.trainers or [name])]
     places = find_places(given.build.absolute(), given.python.absolute())
     record = Record(benchmark="pipeline/step")

@@ -89,9 +89,7 @@ def main() -> None:
                 rank = [str(HERE / "sleeping_rank.py"), "--report", str(folder / "result"), "--schedule", schedule]
                 numbers = [f"--chunks={chunks}", f"--micro={given.micro}", f"--steps={given.steps}"]
                 try:
-                    ranks.run(
-                        [[*launcher, *rank, *numbers, "--times", given.times]], places, folder, ["result"]
-                    )
+                    ranks.run([[*launcher, *rank, *numbers, "--times", given.times]], places, folder, ["result"])
                 except ranks.Failed as failure:
                     record.failures[name] = str(failure)
                     continue

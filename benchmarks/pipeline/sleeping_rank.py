@@ -1,6 +1,6 @@
 """A rank of sleeping.py: a pipeline whose computations sleep for known times.
 
-  zeroth-run -n 2 python sleeping_rank.py --report FILE --schedule NAME --chunks N --micro N --times 20,20,20 --steps N
+zeroth-run -n 2 python sleeping_rank.py --report FILE --schedule NAME --chunks N --micro N --times 20,20,20 --steps N
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import pathlib
-import statistics
 import time
 from typing import Any
 
@@ -65,19 +64,15 @@ def loss_fn(output: Tensor, target: Tensor) -> Tensor:
 
 def timed_step(engine: zeroth.Engine, batch: list[Any]) -> dict[str, Any]:
     """Begin and end of this rank's computations, and the seconds that they took, on the clock of all processes."""
-    runner = engine._pipeline
     busy, first, last = 0.0, None, 0.0
-    with runner._given(batch, len(batch)):
-        core = runner.core
-        core.begin()
-        for action in core.actions:
+    with engine.pipeline_step(batch) as step:
+        for action in step.actions:
             begin = time.monotonic()
-            core.run(action)
+            step.run(action)
             if kind_of(action) in ("F", "B", "I", "W"):
                 first = begin if first is None else first
                 last = time.monotonic()
                 busy += last - begin
-        core.end()
     return {"first": first, "last": last, "busy": busy}
 
 
@@ -106,9 +101,7 @@ def main() -> None:
     torch.manual_seed(1)
     count = world.size * given.chunks
     model = nn.Sequential(*(Sleeper(*times) for _ in range(count)))
-    done = zeroth.pipeline(
-        model, config, world=world, split=[str(chunk) for chunk in range(1, count)], loss_fn=loss_fn
-    )
+    done = zeroth.pipeline(model, config, world=world, split=[str(chunk) for chunk in range(1, count)], loss_fn=loss_fn)
     engine = zeroth.Engine(model, config, world=world, log_level="warning")
     for chunk in done.chunks_of(done.stage):
         model[chunk].sleep_in_weight()

@@ -64,7 +64,9 @@ def steps(result: Result) -> str:
     names = [name for name in TITLES if any(row["name"].startswith(f"{name}: ") for row in result["rows"])]
     lines = [["ideal", *(cell(result, f"ideal: {row}", digits, told) for _, row, digits, told in COLUMNS)]]
     for name in names:
-        lines.append([TITLES[name], *(cell(result, f"{name}: {row}", digits, told) for _, row, digits, told in COLUMNS)])
+        lines.append(
+            [TITLES[name], *(cell(result, f"{name}: {row}", digits, told) for _, row, digits, told in COLUMNS)]
+        )
     text = (
         f"`{settings['schedule']}`, {settings['stages']} stages of {settings['chunks']} "
         f"chunk{'s' if settings['chunks'] > 1 else ''}, {settings['micro_batches']} micro-batches of "

@@ -143,19 +143,11 @@ class Zeroth(Trainer):
         """By the same actions, one by one. The update is in STEP, in which ranks also wait for each other: the caller
         has to see how long the rank took that came last."""
         self._spent.clear()
-        runner = self.engine._pipeline
-        with runner._given(batch, len(batch)):
-            core = runner.core
-            core.begin()
-            for action in core.actions:
-                kind = kind_of(action)
-                if kind in ("F", "B", "I", "W"):
-                    self.timed(kind, core.run)(action)
-                elif kind == "STEP":
-                    self.timed("U", core.run)(action)
-                else:
-                    core.run(action)
-            _, self.loss = core.end()
+        with self.engine.pipeline_step(batch) as step:
+            for action in step.actions:
+                kind = {"STEP": "U"}.get(kind_of(action), kind_of(action))
+                (self.timed(kind, step.run) if kind in ("F", "B", "I", "W", "U") else step.run)(action)
+        _, self.loss = step.result
         return dict(self._spent)
 
 
