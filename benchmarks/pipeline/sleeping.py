@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The measured bubble of schedules whose computations sleep for known times, beside the simulated one.
 
-  sleeping.py [--build DIR] [--python FILE] [--stages 2 4] [--micro 8] [--times 20,20,20] [--steps N]
+  sleeping.py [--build DIR] [--python FILE] [--stages 2 4] [--micro 8] [--times 40,40,40] [--steps N]
               [--schedules NAME ...] [--json FILE]
 
 A sleeping rank takes no core, so that 4 ranks on 2 cores are measured as well as 2. The simulation is `zeroth schedule`
@@ -68,8 +68,8 @@ def main() -> None:
     parser.add_argument("--python", type=pathlib.Path, default=HERE.parents[1] / "build/venv/bin/python")
     parser.add_argument("--stages", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--micro", type=int, default=8)
-    parser.add_argument("--times", default="20,20,20", help="milliseconds of F, I and W of a chunk")
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--times", default="40,40,40", help="milliseconds of F, I and W of a chunk")
+    parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--schedules", nargs="+", choices=SCHEDULES, default=list(SCHEDULES))
     parser.add_argument("--json", help="file for the result")
     given = parser.parse_args()
