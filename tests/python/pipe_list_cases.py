@@ -6,6 +6,8 @@ import contextlib
 import functools
 import itertools
 import random
+import subprocess
+import sys
 import unittest
 from typing import Any
 
@@ -160,6 +162,21 @@ class Specifications(unittest.TestCase):
         self.assertTrue(chain.model.get_parameter("0.weight").is_meta)
         pipe.build(chain, 0, 1)
         self.assertEqual(chain.layers[0].modules[0].largest, chain.model.get_parameter("0.weight").abs().max().item())
+
+    def test_shapes_of_layers_draw_nothing_for_which_torch_would_import_its_compiler(self) -> None:
+        lines = [
+            "import sys",
+            "from torch import nn",
+            "from zeroth import pipe",
+            "class Drawn(nn.Linear):",
+            "    def reset_parameters(self):",
+            "        nn.init.trunc_normal_(self.weight)",
+            "        self.bias.data.uniform_()",
+            "kinds = [(nn.Embedding, 3, 4), (nn.Linear, 4, 4), (Drawn, 4, 4)]",
+            "pipe.LayerList([pipe.LayerSpec(*kind) for kind in kinds])",
+            "sys.exit('torch._dynamo' in sys.modules)",
+        ]
+        self.assertEqual(subprocess.run([sys.executable, "-c", "\n".join(lines)], check=False).returncode, 0)
 
     def test_frozen_parameters_and_modes_stay_what_they_were(self) -> None:
         chain = pipe.chain_of([pipe.LayerSpec(nn.Linear, 3, 3)] * 2)

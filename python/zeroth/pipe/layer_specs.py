@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from zeroth import _deferred
 from zeroth.parallel._refuse import refuse
@@ -60,7 +61,7 @@ class LayerSpec:
     def shape(self, seed: int) -> nn.Module:
         """The module on the meta device, without values."""
         made = None
-        with contextlib.suppress(Exception), seeded(seed), torch.device("meta"):
+        with contextlib.suppress(Exception), seeded(seed), torch.device("meta"), _NothingDrawn():
             made = self._made()
         if made is None:  # it needs values, so it is built and thrown away
             made = self.build(seed)
@@ -78,6 +79,24 @@ class LayerSpec:
                 got=type(made).__name__,
             )
         return made
+
+
+_DRAWS = [
+    getattr(torch.Tensor, f"{name}_")
+    for name in ("bernoulli", "cauchy", "exponential", "geometric", "log_normal", "normal", "random", "uniform")
+] + [torch.Tensor.erfinv_, torch.Tensor.clamp_]  # the last two make a truncated normal distribution of a uniform one
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Tensors on the meta device have no values to draw. Torch would do it in Python, for which it imports its
+    compiler: most of a second, and 60 MB."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _DRAWS or getattr(func, "__module__", None) == nn.init.__name__:
+            tensor = args[0] if args else (kwargs or {}).get("tensor")
+            if isinstance(tensor, torch.Tensor) and tensor.is_meta:
+                return tensor
+        return func(*args, **(kwargs or {}))
 
 
 class TiedLayerSpec(LayerSpec):
