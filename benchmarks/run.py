@@ -169,7 +169,7 @@ RUNS = [
         name="pipeline-sleeping",
         command=f"{PIPELINE}sleeping.py --build {{build}} --python {{python}}",
         quick="--stages 2 --micro 4 --times 5,5,5 --steps 2 --schedules 1f1b zb-h1",
-        minutes=5,
+        minutes=9,
         on_demand=True,
     ),
     Run(

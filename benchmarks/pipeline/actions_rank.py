@@ -111,15 +111,15 @@ def make_deepspeed(batch: list[tuple[Tensor, Tensor]]) -> Step:
     return step
 
 
-def block(step: Step, steps: int) -> float:
-    """Seconds a step of the slowest rank."""
+def block(step: Step, steps: int) -> list[float]:
+    """Seconds a step of the slowest rank, and processor seconds a step of the rank that spends most."""
     dist.barrier()
-    begin = time.perf_counter()
+    cpu, begin = time.process_time(), time.perf_counter()
     for _ in range(steps):
         step()
-    mine = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
+    mine = torch.tensor([time.perf_counter() - begin, time.process_time() - cpu], dtype=torch.float64)
     dist.all_reduce(mine, dist.ReduceOp.MAX)
-    return mine.item() / steps
+    return [seconds / steps for seconds in mine.tolist()]
 
 
 def by_kind(engine: Any, batch: list[tuple[Tensor, Tensor]], steps: int) -> dict[str, float]:
@@ -182,10 +182,10 @@ def main() -> None:
             block(steps[name], given.steps)
     cycles = []
     for _ in range(given.cycles):
-        turns: dict[str, list[float]] = {name: [] for name in steps}
+        turns: dict[str, list[list[float]]] = {name: [] for name in steps}
         for name in [*steps, *reversed(steps)]:
             turns[name].append(block(steps[name], given.steps))
-        cycles.append({name: statistics.mean(times) for name, times in turns.items()})
+        cycles.append({name: [statistics.mean(times) for times in zip(*both)] for name, both in turns.items()})
     kinds: list[Any] = [None] * STAGES
     dist.all_gather_object(kinds, by_kind(engine, batch, given.steps))
     with engine.pipeline_step(batch) as last:

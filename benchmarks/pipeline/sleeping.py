@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The measured bubble of schedules whose computations sleep for known times, beside the simulated one.
 
-  sleeping.py [--build DIR] [--python FILE] [--stages 2 4] [--micro 8] [--times 40,40,40] [--steps N]
+  sleeping.py [--build DIR] [--python FILE] [--stages 2 3 4] [--micro 8] [--times 40,40,40] [--steps N]
               [--schedules NAME ...] [--json FILE]
 
 A sleeping rank takes no core, so that 4 ranks on 2 cores are measured as well as 2. The simulation is `zeroth schedule`
@@ -66,7 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, default=HERE.parents[1] / "build/release")
     parser.add_argument("--python", type=pathlib.Path, default=HERE.parents[1] / "build/venv/bin/python")
-    parser.add_argument("--stages", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--stages", type=int, nargs="+", default=[2, 3, 4])
     parser.add_argument("--micro", type=int, default=8)
     parser.add_argument("--times", default="40,40,40", help="milliseconds of F, I and W of a chunk")
     parser.add_argument("--steps", type=int, default=6)
