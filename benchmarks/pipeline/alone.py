@@ -1,9 +1,9 @@
 """A rank of a job that holds one trainer: start-up, loss, bytes.
 
-  zeroth-run -n 2 python alone.py --work JSON --trainer NAME --report DIR [--startup]
+  zeroth-run -n 2 python alone.py --work JSON --trainer NAME --report DIR [--end {step-1,steps,bytes}]
 
-Writes DIR/rank<r>.json. With --startup it ends after step 1; times are of the clock that all processes of a machine
-share.
+Writes DIR/rank<r>.json. It ends after step 1, after STEPS steps, or after a look at bytes, whose tools take memory of
+their own. Times are of the clock that all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def saved_peak(trainer: Trainer, batch: list[Any]) -> int:
     return saved.peak
 
 
-def run(work: Work, name: str, startup: bool) -> dict[str, Any]:
+def run(work: Work, name: str, end_after: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     batches = stack.batches(work)
     begin = time.monotonic()
@@ -55,13 +55,15 @@ def run(work: Work, name: str, startup: bool) -> dict[str, Any]:
     trainer.step(batches[0])
     end = time.monotonic()
     report: dict[str, Any] = {"step_1_end": end, "construction": end - begin}
-    if startup:
+    if end_after == "step-1":
         return report
     for number in range(1, STEPS):
         trainer.step(batches[number % len(batches)])
     report["loss"] = trainer.loss
     report["parameters"] = sum(parameter.numel() for parameter in trainer.parameters())
     report["versions"] = versions()
+    if end_after == "steps":
+        return report
     report["saved"] = saved_peak(trainer, batches[0])
     report["allocated"] = peak_bytes(lambda: trainer.step(batches[1]))
     return report
@@ -72,9 +74,9 @@ def main() -> None:
     parser.add_argument("--work", required=True, type=Work.from_json)
     parser.add_argument("--trainer", required=True)
     parser.add_argument("--report", required=True, type=pathlib.Path)
-    parser.add_argument("--startup", action="store_true")
+    parser.add_argument("--end", choices=("step-1", "steps", "bytes"), default="bytes")
     given = parser.parse_args()
-    report = run(given.work, given.trainer, given.startup)
+    report = run(given.work, given.trainer, given.end)
     path = given.report / f"rank{os.environ['RANK']}.json"
     path.write_text(json.dumps(report), encoding="utf-8")
     if torch.distributed.is_initialized():

@@ -5,9 +5,9 @@
               [--startup-rounds N] [--block-seconds S] [--trainers NAME ...] [--json FILE]
 
 PART: 1f1b, gpipe, interleaved, zero-bubble (setups.py). float32, a sequence a micro-batch, 2 ranks with a thread each,
-AdamW, no clipping. Each trainer runs alone first (alone.py); those that can take turns in one job (turns.py). What
-fails is named in the result. Peers: torch.distributed.pipelining and DeepSpeed's PipelineEngine over gloo, installed as
-peers/ says. Plain Python 3.
+AdamW, no clipping. Each trainer runs alone first (alone.py), once for its peak PSS and once for its bytes; those that
+can take turns in one job (turns.py). What fails is named in the result. Peers: torch.distributed.pipelining and
+DeepSpeed's PipelineEngine over gloo, installed as peers/ says. Plain Python 3.
 """
 
 from __future__ import annotations
@@ -71,17 +71,20 @@ class Measurement:
 
     def _run_alone(self, name: str) -> None:
         self._say(f"{name} alone")
-        with tempfile.TemporaryDirectory() as report:
-            folder = pathlib.Path(report)
-            command = self._command("alone.py", ["--trainer", name, "--report", report])
-            try:
-                ended = ranks.run(command, self.places, folder, RANK_FILES, sample=True)
-            except ranks.Failed as failure:
-                self._fail(name, "alone", failure)
-                return
-            self._note_late(name, ended)
-            self.alone[name] = read_ranks(folder)
-            self.pss[name] = ended.peak_pss
+        for end in ("steps", "bytes"):  # the tools that look at bytes take memory of their own
+            with tempfile.TemporaryDirectory() as report:
+                folder = pathlib.Path(report)
+                command = self._command("alone.py", ["--trainer", name, "--report", report, "--end", end])
+                try:
+                    ended = ranks.run(command, self.places, folder, RANK_FILES, sample=end == "steps")
+                except ranks.Failed as failure:
+                    self._fail(name, "alone", failure)
+                    return
+                self._note_late(name, ended)
+                if end == "steps":
+                    self.pss[name] = ended.peak_pss
+                else:
+                    self.alone[name] = read_ranks(folder)
 
     def _run_turns(self, names: list[str], cycles: int, block_seconds: float) -> None:
         """Again without the one that fails, until all others have their blocks."""
@@ -109,7 +112,7 @@ class Measurement:
         self._say(f"start of {name}")
         with tempfile.TemporaryDirectory() as report:
             folder = pathlib.Path(report)
-            command = self._command("alone.py", ["--trainer", name, "--report", report, "--startup"])
+            command = self._command("alone.py", ["--trainer", name, "--report", report, "--end", "step-1"])
             try:
                 ended = ranks.run(command, self.places, folder, RANK_FILES)
             except ranks.Failed as failure:
