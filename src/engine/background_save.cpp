@@ -34,13 +34,14 @@ BackgroundSave::~BackgroundSave() {
     thread_.detach();
     (void)pending_.release();
     (void)mark_.release();
+    (void)changed_.release();
     return;
   }
   {
     const std::lock_guard lock(mutex_);
     stopped_ = !begun_;
   }
-  changed_.notify_all();
+  changed_->notify_all();
   thread_.join();
 }
 
@@ -50,7 +51,7 @@ void BackgroundSave::begin(Manifest manifest) {
     manifest_ = std::move(manifest);
     begun_ = true;
   }
-  changed_.notify_all();
+  changed_->notify_all();
 }
 
 void BackgroundSave::hurry() {
@@ -58,19 +59,19 @@ void BackgroundSave::hurry() {
     const std::lock_guard lock(mutex_);
     if (!hurried_) hurried_.emplace(kHurry);
   }
-  changed_.notify_all();
+  changed_->notify_all();
 }
 
 bool BackgroundSave::wait(Milliseconds time) {
   if (::getpid() != process_) return true;  // a forked child has no part in it
   std::unique_lock lock(mutex_);
-  return changed_.wait_for(lock, time, [this] { return has_ended(); });
+  return changed_->wait_for(lock, time, [this] { return has_ended(); });
 }
 
 void BackgroundSave::run() noexcept {
   {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return begun_ || stopped_; });  // begin() or the destructor: both follow at once
+    changed_->wait(lock, [this] { return begun_ || stopped_; });  // begin() or the destructor: both follow at once
     if (stopped_) return;
   }
   std::optional<Error> error;
@@ -87,7 +88,7 @@ void BackgroundSave::run() noexcept {
     error_ = std::move(error);
     ended_.store(true, std::memory_order_release);
   }
-  changed_.notify_all();
+  changed_->notify_all();
 }
 
 void BackgroundSave::write_and_commit() {
@@ -125,7 +126,7 @@ void BackgroundSave::pause(Milliseconds& next, const Deadline& deadline, const s
             .expected = what,
             .got = hurried_ ? "the job has ended meanwhile"
                             : "nothing, for " + std::to_string(terms_.timeout.count()) + " ms"});
-  changed_.wait_for(lock, next);
+  changed_->wait_for(lock, next);
   next = std::min(2 * next, kLongestPause);
 }
 

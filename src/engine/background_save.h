@@ -70,7 +70,8 @@ class BackgroundSave {
   Manifest manifest_;
   std::optional<Error> error_;
   std::mutex mutex_;
-  std::condition_variable changed_;
+  /// Apart, for a forked child must leave it: its end would wait for a thread that the child does not have.
+  std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
   bool begun_ = false;
   bool stopped_ = false;
   std::optional<Deadline> hurried_;

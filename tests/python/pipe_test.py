@@ -95,6 +95,7 @@ class Engines(job.RankTest):
         cases = ("outputs", "outputs_of_every_kind", "steered", "deepspeed_module", "one_stage", "refusals")
         self.run_well(2, "pipe_more_rank.py", *cases)
 
+    @tier.long
     def test_outputs_of_two_pipelines(self) -> None:
         self.run_well(4, "pipe_more_rank.py", "outputs_of_pipelines")
 
@@ -228,6 +229,7 @@ class Example(unittest.TestCase):
         ):
             self.assertIn(text, said)
 
+    @tier.long
     @tier.long
     def test_it_takes_other_schedules_and_more_ranks(self) -> None:
         self.check(self.losses(4, "--schedule", "zb-h1", "--stage", "3")[1])
