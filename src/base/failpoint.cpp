@@ -39,10 +39,10 @@ constexpr auto kErrnos = std::to_array<ErrnoName>({
     {"EMFILE", EMFILE},         {"ENFILE", ENFILE},
     {"ENOBUFS", ENOBUFS},       {"ENOENT", ENOENT},
     {"ENOMEM", ENOMEM},         {"ENOSPC", ENOSPC},
-    {"ENOSYS", ENOSYS},         {"EPERM", EPERM},
-    {"EPIPE", EPIPE},           {"EROFS", EROFS},
-    {"ESTALE", ESTALE},         {"ETIMEDOUT", ETIMEDOUT},
-    {"EXDEV", EXDEV},
+    {"ENOSYS", ENOSYS},         {"EOPNOTSUPP", EOPNOTSUPP},
+    {"EPERM", EPERM},           {"EPIPE", EPIPE},
+    {"EROFS", EROFS},           {"ESTALE", ESTALE},
+    {"ETIMEDOUT", ETIMEDOUT},   {"EXDEV", EXDEV},
 });
 
 constexpr int kLongestSleepMs = 3'600'000;

@@ -23,7 +23,9 @@ import sys
 SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".inl"}
 TREES = ("include", "src", "csrc", "examples", "tests", "benchmarks")
 TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
-VENDORS = re.compile(r"^(spdlog|fmt|nlohmann|CLI|gtest|gmock|benchmark|rapidcheck|cuda|openssl)(/|\.h|_)|^xxhash")
+VENDORS = re.compile(
+    r"^(spdlog|fmt|nlohmann|CLI|gtest|gmock|benchmark|rapidcheck|cuda|openssl|liburing)(/|\.h|_)|^xxhash"
+)
 CONDITION_FILES = {"include/zeroth/base/platform.h", "src/base/planted.h", "csrc/kernels/common/arch.h"}
 # Where the stage may be compared: the plan; and where a configuration is read, to refuse a stage that does not exist.
 STAGE_FILES = {"src/zero/zero_plan.cpp", "src/engine/config/check.cpp", "src/engine/config/schema_honoured.cpp"}
@@ -38,7 +40,7 @@ STAGE_USES = re.compile(
 )
 # Tests of the core: without torch also where torch is there.
 TORCH_FREE_TESTS = re.compile(
-    r"^tests/(conformance|layers|mutations|unit/(base|device|kernels|comm|shard|optim|zero|engine|launcher))/"
+    r"^tests/(conformance|layers|mutations|unit/(base|device|io|kernels|comm|shard|optim|zero|engine|launcher))/"
 )
 
 

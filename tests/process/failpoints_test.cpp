@@ -261,7 +261,7 @@ class Failpoints : public ::testing::Test {
 bool is_elsewhere(std::string_view site) {
   return site.starts_with("mpi.") || site == "abort.mpi" || site.starts_with("nccl.") || site == "abort.nccl" ||
          site.starts_with("c10d.") || site.starts_with("launcher.") || site.starts_with("doctor.") ||
-         site.starts_with("checkpoint.");
+         site.starts_with("checkpoint.") || site.starts_with("io.");
 }
 
 TEST_F(Failpoints, ALifeWithoutAFaultIsWhole) {
