@@ -1,5 +1,6 @@
 // zeroth-bench comm: what the calls between the ranks of this job take on each backend, and which of them a mixture
-// should use.
+// should use. zeroth-bench io: src/bench/io_command.h.
+#include "bench/io_command.h"
 #include "bench/measure.h"
 
 #include <zeroth/base/error.h>
@@ -13,6 +14,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <string_view>
+#include <vector>
 
 namespace {
 
@@ -116,9 +119,12 @@ void run(const Arguments& arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Measures what Zeroth's calls take here. Started once a rank, by zeroth-run or mpirun.", "zeroth-bench");
+  CLI::App app("Measures what Zeroth's calls and transfers take here.", "zeroth-bench");
   app.require_subcommand(1);
-  CLI::App& comm = *app.add_subcommand("comm", "Calls between ranks, on one backend or on several side by side");
+  app.add_subcommand("io", "Transfers to files, with a proposal of engine, block size and depth; io --help says more");
+  CLI::App& comm = *app.add_subcommand(
+      "comm",
+      "Calls between ranks, on one backend or on several side by side; started once a rank, by zeroth-run or mpirun");
   Arguments arguments;
   comm.add_option("--backends", arguments.backends,
                   "Comma-separated: shm, mpi, shm+mpi (default: that of the launcher)")
@@ -136,6 +142,10 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   comm.add_option("--tune", arguments.tune, "Rank 0 writes the table of the fastest to FILE")->type_name("FILE");
   try {
+    if (argc > 1 && std::string_view(argv[1]) == "io") {
+      const std::vector<const char*> rest(argv + 2, argv + argc);
+      return bench::run_io_command(rest);
+    }
     app.parse(argc, argv);
     run(arguments);
   } catch (const CLI::CallForHelp&) {
