@@ -109,6 +109,10 @@ COMMANDS = {
         "tests/python/mpi_test.py",
         '"--backends", "shm,mpi"',
     ),
+    "zeroth-bench io disk0/scratch disk1/scratch --json io.json": (
+        "tests/unit/bench/io_test.cpp",
+        "AnEngineBlockAndDepthAreARowAndTheFilesGo",
+    ),
     **dict.fromkeys(
         [
             "build/bin/zeroth-run -n 4 build/bin/zeroth-gpt --data FOLDER --mesh dp=2,tp=2 --checkpoints runs/a",
