@@ -44,7 +44,11 @@ void check_request(const IoRequest& request) {
 }  // namespace
 
 RequestFlow::RequestFlow(std::unique_ptr<IoEngine> engine, const IoQueueOptions& options)
-    : engine_(std::move(engine)), timeout_(options.timeout), log_(options.log), process_(::getpid()) {
+    : engine_(std::move(engine)),
+      timeout_(options.timeout),
+      watch_(options.watch),
+      log_(options.log),
+      process_(::getpid()) {
   if (options.one_thread) thread_ = std::this_thread::get_id();
   const auto depth = static_cast<std::size_t>(engine_->depth());
   slots_.resize(depth);
@@ -223,6 +227,7 @@ void RequestFlow::run_until(Completion& completion) {
     if (completion.done) return;
     if (slice.passed()) {
       check_interrupt();
+      if (watch_) watch_();
       slice = Deadline(kWaitSlice);
     }
     ZR_CHECK(!deadline.passed(), ErrorCode::kTimeout, "a transfer to or from a file does not end",

@@ -12,6 +12,7 @@
 
 #include <deque>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -68,6 +69,7 @@ class RequestFlow final : public CompletionSource, public std::enable_shared_fro
 
   std::unique_ptr<IoEngine> engine_;
   Milliseconds timeout_;
+  std::function<void()> watch_;
   Logger log_;
   pid_t process_;
   std::optional<std::thread::id> thread_;

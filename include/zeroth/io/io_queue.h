@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -61,10 +62,13 @@ class IoQueue {
 
   /// Starts what fits and keeps the rest for later. Requests run in any order, those of different calls too: a read of
   /// what a write has not yet written must wait for it. The memory of a request must stay until the Work is done, or
-  /// the queue is gone. Does not block (aio on buffered files: for the transfer).
+  /// the queue is gone. Does not block (aio on buffered files: for the transfer). Memory on huge pages
+  /// (ArenaKind::kPrivate) makes direct transfers faster: docs/io.md.
   /// The Work is done when all of its requests are. Its wait() drives the queue and throws: kIo with file, offset,
   /// length, name and reason, the first failure of its requests, after all of them have ended; kTimeout after the
-  /// timeout of the queue: the requests go on, and it may be waited for again.
+  /// timeout of the queue: the requests go on, and it may be waited for again. Its order_before() waits on the
+  /// host, because no device looks into the queue; after a timeout there the stream has the error, and the transfer may
+  /// still move bytes.
   /// Throws kUsage, before anything starts: a request without file or memory, outside of the file or not aligned; a
   /// call in a forked child or on another thread than the queue's.
   [[nodiscard]] virtual Work submit(std::span<const IoRequest> requests) = 0;
@@ -96,7 +100,9 @@ struct IoQueueOptions {
   /// The thread that opens the queue is the only one that uses it. io_uring then leaves out locks and interrupts
   /// (SINGLE_ISSUER, DEFER_TASKRUN).
   bool one_thread = false;
-  Milliseconds timeout{60'000};        ///< of each wait
+  Milliseconds timeout{60'000};  ///< of each wait
+  /// Called about every 100 ms of a wait, and may throw to end it: a rank looks after the others. The requests go on.
+  std::function<void()> watch{};
   Logger log{};                        ///< of the destructor
   std::shared_ptr<IoFaults> faults{};  ///< tests only: faults between the queue and its engine
 };

@@ -292,6 +292,24 @@ TEST_P(Queue, AWaitHasADeadlineAndMayBeRepeated) {
   EXPECT_EQ(memory.data()[0], std::byte{});
 }
 
+TEST_P(Queue, AWaitLooksAroundAndMayBeEnded) {
+  IoQueueOptions with = options(2);
+  int looks = 0;
+  with.watch = [&looks] {
+    if (++looks == 2) throw Error(ErrorCode::kPeerLost, "rank 1 is gone");
+  };
+  with.faults = std::make_shared<IoFaults>(
+      std::vector<IoFault>{{.kind = IoFaultKind::kDelay, .at = 1, .delay = Milliseconds{300}}});
+  ZR_OPEN_OR_SKIP(queue, folder_.text(), with);
+  const auto where = file(1);
+  const detail::AlignedMemory memory(kBlock);
+  const IoRequest read{.file = where, .memory = memory.bytes(), .name = "moments"};
+  const Work work = queue->submit({&read, 1});
+  EXPECT_THAT(error_of(ErrorCode::kPeerLost, [&] { work.wait(); }), HasSubstr("rank 1 is gone"));
+  EXPECT_FALSE(work.event().ready());
+  work.wait();
+}
+
 constexpr Setup kSetups[] = {
     {IoEngineKind::kIoUring, FileAccess::kDirect, true},   {IoEngineKind::kIoUring, FileAccess::kDirect, false},
     {IoEngineKind::kIoUring, FileAccess::kBuffered, true}, {IoEngineKind::kIoUring, FileAccess::kBuffered, false},
