@@ -81,7 +81,7 @@ std::unique_ptr<detail::IoEngine> make_engine(IoEngineKind kind, const IoQueueOp
 std::unique_ptr<IoQueue> open_one(IoEngineKind kind, const IoQueueOptions& options, std::string reason,
                                   const std::shared_ptr<const ScratchFile>& file) {
   IoQueueOptions probing = options;
-  probing.timeout = std::min(options.timeout, kProbeTimeout);
+  probing.timeout = kProbeTimeout;
   detail::probe_queue(*detail::make_request_queue(make_engine(kind, options), probing, ""), file);
   std::unique_ptr<detail::IoEngine> engine = make_engine(kind, options);
   if (options.faults) engine = detail::make_faulty_engine(std::move(engine), options.faults);

@@ -107,7 +107,8 @@ struct IoQueueOptions {
   std::shared_ptr<IoFaults> faults{};  ///< tests only: faults between the queue and its engine
 };
 
-/// Opens a queue. Probes an engine by a file in `folder`: writes 8 blocks, reads them back and compares.
+/// Opens a queue. Probes an engine by a file in `folder`: writes 8 blocks, reads them back and compares,
+/// within 10 s a direction, whatever IoQueueOptions::timeout is.
 /// Throws kUsage for options out of range; kIo if the named engine, or all, fail the probe, with the reason of each.
 [[nodiscard]] std::unique_ptr<IoQueue> open_io_queue(const std::string& folder, const IoQueueOptions& options = {});
 

@@ -121,7 +121,7 @@ TEST_F(Faults, WhatIsPutOffForeverEndsAtTheDeadline) {
     const Work work = queue->submit(blocks(IoOp::kRead));
     EXPECT_THAT(error_of(ErrorCode::kTimeout, [&] { work.wait(); }), HasSubstr("8 requests not finished"));
     faults_->stop();
-    work.wait();
+    wait_patiently(work);
   }
 }
 

@@ -66,6 +66,17 @@ inline void fill(std::span<std::byte> bytes, std::uint64_t seed) {
   for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
 }
 
+/// Waits again after each timeout of the queue, for 20 s: a busy disk is no failure.
+inline void wait_patiently(const Work& work) {
+  for (const Deadline deadline(Milliseconds{20'000});;) {
+    try {
+      return work.wait();
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kTimeout || deadline.passed()) throw;
+    }
+  }
+}
+
 inline constexpr std::size_t kBlock = 4096;
 
 }  // namespace zeroth::test

@@ -287,16 +287,15 @@ TEST_P(Queue, AWaitHasADeadlineAndMayBeRepeated) {
   EXPECT_THAT(text, HasSubstr("4096 bytes at offset 4096"));
   EXPECT_THAT(text, HasSubstr("within 50 ms"));
   EXPECT_FALSE(work.event().ready());
-  std::this_thread::sleep_for(Milliseconds{150});
-  work.wait();
+  wait_patiently(work);
   EXPECT_EQ(memory.data()[0], std::byte{});
 }
 
 TEST_P(Queue, AWaitLooksAroundAndMayBeEnded) {
   IoQueueOptions with = options(2);
-  int looks = 0;
+  int looks = -1;  // not before the queue is open
   with.watch = [&looks] {
-    if (++looks == 2) throw Error(ErrorCode::kPeerLost, "rank 1 is gone");
+    if (looks >= 0 && ++looks == 2) throw Error(ErrorCode::kPeerLost, "rank 1 is gone");
   };
   with.faults = std::make_shared<IoFaults>(
       std::vector<IoFault>{{.kind = IoFaultKind::kDelay, .at = 1, .delay = Milliseconds{300}}});
@@ -305,6 +304,7 @@ TEST_P(Queue, AWaitLooksAroundAndMayBeEnded) {
   const detail::AlignedMemory memory(kBlock);
   const IoRequest read{.file = where, .memory = memory.bytes(), .name = "moments"};
   const Work work = queue->submit({&read, 1});
+  looks = 0;
   EXPECT_THAT(error_of(ErrorCode::kPeerLost, [&] { work.wait(); }), HasSubstr("rank 1 is gone"));
   EXPECT_FALSE(work.event().ready());
   work.wait();
