@@ -46,8 +46,8 @@ include(GNUInstallDirs)
 
 # Levels of the rooms: a room may depend on rooms of a lower level only. tests/layers holds the same order for includes.
 set(ZEROTH_ROOM_LEVELS
-  base=0 device=1 hosts=1 kernels=2 io=2 program=2 comm=3 compute=3 shard=4 optim=4 checkpoint=4 parallel=4 zero=5
-  engine=6 libtorch=7 launcher=7 trace=7 bench=7 doctor=8)
+  base=0 device=1 hosts=1 io=2 kernels=2 program=2 comm=3 compute=3 offload=3 checkpoint=4 optim=4 parallel=4 shard=4
+  zero=5 engine=6 libtorch=7 launcher=7 trace=7 bench=7 doctor=8)
 
 # Files in which tests/mutations plants faults: objects of their own in every build, for its programs link others in
 # their place.
