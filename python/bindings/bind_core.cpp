@@ -190,6 +190,8 @@ void bind_core(py::module_& module) {
       .def_readonly("resident", &MemoryReport::resident)
       .def_readonly("transport", &MemoryReport::transport)
       .def_readonly("pss", &MemoryReport::pss)
+      .def_readonly("planned_files", &MemoryReport::planned_files)
+      .def_readonly("measured_files", &MemoryReport::measured_files)
       .def_readonly("checkpoint_copy", &MemoryReport::checkpoint_copy)
       .def_readonly("compute_copies", &MemoryReport::compute_copies)
       .def("__str__", [](const MemoryReport& report) { return to_text(report); });

@@ -695,6 +695,14 @@ class MemoryReport:
     @property
     def pss(self) -> int: ...
     @property
+    def planned_files(self) -> int:
+        """Bytes on disk of states that rest in files, see zero_optimization.offload_optimizer."""
+
+    @property
+    def measured_files(self) -> int:
+        """What the file systems say that these files take."""
+
+    @property
     def checkpoint_copy(self) -> int:
         """Bytes of the copy that save(async_=True) keeps; in no plan."""
 

@@ -24,6 +24,8 @@ std::string_view name_of(MemoryState state) noexcept {
       return "overflow";
     case MemoryState::kControl:
       return "control";
+    case MemoryState::kStaging:
+      return "staging";
     case MemoryState::kOther:
       return "other";
   }

@@ -84,7 +84,7 @@ std::vector<StatePiece> step_pieces(ShardGroup& group, int job_rank) {
         piece.has.begin = part.begin - segment.offset;
         piece.has.end = part.end - segment.offset;
         if (group.writes_states()) piece.writes = {piece.has.begin, piece.has.end};
-        piece.data = sums + array_bytes(part.begin - summed.begin, piece.dtype);
+        piece.data = StateBytes(sums + array_bytes(part.begin - summed.begin, piece.dtype));
         pieces.push_back(std::move(piece));
       }
       const GradientStore::Waiting waiting = group.gradients().waiting(segment.param);
@@ -96,7 +96,7 @@ std::vector<StatePiece> step_pieces(ShardGroup& group, int job_rank) {
       piece.has.begin = 0;
       piece.has.end = segment.numel;
       piece.writes = {0, segment.numel};
-      piece.data = const_cast<std::byte*>(waiting.data);
+      piece.data = StateBytes(const_cast<std::byte*>(waiting.data));
       pieces.push_back(std::move(piece));
     }
   }

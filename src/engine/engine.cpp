@@ -116,6 +116,21 @@ void Engine::build_groups() {
   settings_.plan = groups_.front()->spec().plan;
 }
 
+StateFiles Engine::open_files() const {
+  const bool any = std::ranges::any_of(
+      groups_, [](const auto& group) { return group->spec().plan.residency.optimizer == Residency::kFiles; });
+  if (!any) return {};
+  const StorageSettings& storage = settings_.storage;
+  ZR_CHECK(!storage.folders.empty(), ErrorCode::kConfig, "states that rest in files have no folder",
+           {.where = "engine",
+            .which = "/zero_optimization/offload_optimizer/nvme_path",
+            .expected = "a folder on a local disk, or several separated by ':'"});
+  return {.folders = storage.folders,
+          .stripe_bytes = storage.stripe_bytes,
+          .access = storage.access,
+          .queue = open_io_queue(storage.folders.front(), {.engine = storage.engine, .depth = storage.queue_depth})};
+}
+
 void Engine::allocate_groups() {
   operations_ = std::make_unique<OperationTable>();
   own_ = std::make_unique<OwnOperations>(*this);
@@ -128,7 +143,8 @@ void Engine::allocate_groups() {
                                       .gather_stream = device_.make_stream("gather"),
                                       .reduce_stream = device_.make_stream("reduce"),
                                       .binder = binder_,
-                                      .counters = counters_});
+                                      .counters = counters_,
+                                      .files = open_files()});
   bool shares_job = true;  // the first that can
   for (const auto& group : groups_) {
     group->connect(communicator_.shared_backend(), shares_job && group->has_all_ranks());
@@ -646,6 +662,9 @@ MemoryReport Engine::memory_report() const {
   for (const auto& group : groups_) {
     report.planned += group->planned_memory(group->spec().plan, optimizer_->states(), settings_.micro_steps);
     report.planned.bytes[static_cast<std::size_t>(MemoryState::kOptimizer)] += group->memory().average_bytes();
+    report.planned_files +=
+        group->planned_files(optimizer_->states(), settings_.micro_steps, settings_.storage.stripe_bytes);
+    if (const StateStore* store = group->memory().state_store()) report.measured_files += store->measured_file_bytes();
     report.spills += group->gradients().spills();
     report.resident += group->resident_bytes();
     report.transport += group->transport_bytes();

@@ -67,12 +67,14 @@ void InitialValues::store(int flat, const std::byte* values) {
   const Range rest = memory_.rest_range(flat, memory_.rank());
   kernels_.copy(memory_.parameters(flat), values + static_cast<std::size_t>(rest.begin) * element,
                 static_cast<std::size_t>(rest.size()) * element, stream_);
-  if (memory_.master(flat) == nullptr) return;
+  if (master_of(layout.dtype) != Master::kWhole || !layout.trainable) return;
   const Range updated = memory_.update_range(flat);
   std::vector<float> masters(static_cast<std::size_t>(updated.size()));
   kernels::cast_range(masters.data(), DType::kFloat32, values + static_cast<std::size_t>(updated.begin) * element,
                       layout.dtype, updated.size(), kernels::best_isa());
-  kernels_.copy(memory_.master(flat), masters.data(), masters.size() * sizeof(float), stream_);
+  const StateBytes kept = memory_.masters(flat);
+  if (kept.in_memory() == nullptr) return kept.write(std::as_bytes(std::span(masters)));
+  kernels_.copy(kept.in_memory(), masters.data(), masters.size() * sizeof(float), stream_);
 }
 
 }  // namespace zeroth

@@ -45,6 +45,11 @@ void put_master_of(Master form, HalfBits param, std::byte* kept, std::size_t i) 
   }
 }
 
+void put(const StateBytes& to, std::span<const std::byte> values, Kernels& kernels, const Stream& stream) {
+  if (to.in_memory() == nullptr) return to.write(values);
+  kernels.copy(to.in_memory(), values.data(), values.size(), stream);
+}
+
 }  // namespace
 
 void PieceReader::each(const std::function<void(std::span<const std::byte>)>& write) {
@@ -69,19 +74,18 @@ std::span<const std::byte> PieceReader::values(std::int64_t at, std::int64_t n) 
   const std::size_t bytes = array_bytes(n, piece_.dtype);
   switch (piece_.master) {
     case Master::kNone: {
-      const auto own = on_host(piece_.data + array_bytes(in_piece, piece_.dtype), bytes, values_);
+      const auto own = on_host(piece_.data.after(in_piece, piece_.dtype), bytes, values_);
       return piece_.scaled ? scaled(own) : own;
     }
     case Master::kWhole:
-      return on_host(piece_.master_data + array_bytes(in_masters, piece_.dtype), bytes, values_);
+      return on_host(piece_.master_data.after(in_masters, piece_.dtype), bytes, values_);
     case Master::kLowerHalf:
       break;
   }
   const std::size_t half_bytes = array_bytes(n, DType::kBFloat16);
-  const std::span<const std::byte> high =
-      on_host(piece_.data + array_bytes(in_piece, DType::kBFloat16), half_bytes, high_);
+  const std::span<const std::byte> high = on_host(piece_.data.after(in_piece, DType::kBFloat16), half_bytes, high_);
   const std::span<const std::byte> low =
-      on_host(piece_.master_data + array_bytes(in_masters, DType::kBFloat16), half_bytes, low_);
+      on_host(piece_.master_data.after(in_masters, DType::kBFloat16), half_bytes, low_);
   masters_.resize(static_cast<std::size_t>(n));
   for (std::int64_t i = 0; i < n; ++i) {
     masters_[static_cast<std::size_t>(i)] = join_master(reinterpret_cast<const BFloat16*>(high.data())[i],
@@ -90,11 +94,15 @@ std::span<const std::byte> PieceReader::values(std::int64_t at, std::int64_t n) 
   return std::as_bytes(std::span(masters_));
 }
 
-std::span<const std::byte> PieceReader::on_host(const std::byte* data, std::size_t bytes,
+std::span<const std::byte> PieceReader::on_host(const StateBytes& from, std::size_t bytes,
                                                 std::vector<std::byte>& copy) {
-  if (kernels_.on_host()) return {data, bytes};
+  if (from.in_memory() != nullptr && kernels_.on_host()) return {from.in_memory(), bytes};
   copy.resize(bytes);
-  kernels_.copy(copy.data(), data, bytes, stream_);
+  if (from.in_memory() == nullptr) {
+    from.read(copy);
+  } else {
+    kernels_.copy(copy.data(), from.in_memory(), bytes, stream_);
+  }
   return copy;
 }
 
@@ -109,7 +117,7 @@ std::span<const std::byte> PieceReader::scaled(std::span<const std::byte> sums) 
 }
 
 void store(const StatePiece& piece, std::span<const std::byte> values, Kernels& kernels, const Stream& stream) {
-  if (piece.master == Master::kNone) return kernels.copy(piece.data, values.data(), values.size(), stream);
+  if (piece.master == Master::kNone) return put(piece.data, values, kernels, stream);
   store_weights(piece, piece.has.begin, values, WeightValues::kMaster, kernels, stream);
 }
 
@@ -117,7 +125,7 @@ void store_weights(const StatePiece& piece, std::int64_t begin, std::span<const 
                    Kernels& kernels, const Stream& stream) {
   if (values.empty()) return;
   if (piece.master == Master::kNone) {
-    kernels.copy(piece.data + array_bytes(begin - piece.has.begin, piece.dtype), values.data(), values.size(), stream);
+    put(piece.data.after(begin - piece.has.begin, piece.dtype), values, kernels, stream);
     return kernels.settle(stream);
   }
   // Elements of the parameter at rest; of their masters this rank may have a part.
@@ -125,9 +133,9 @@ void store_weights(const StatePiece& piece, std::int64_t begin, std::span<const 
   const bool masters = kind == WeightValues::kMaster;
   const std::size_t n = values.size() / size_of(masters ? DType::kFloat32 : DType::kBFloat16);
   const Range updated = intersect({begin, begin + static_cast<std::int64_t>(n)}, piece.master_range);
-  std::byte* const at_rest = piece.data + array_bytes(begin - piece.has.begin, DType::kBFloat16);
-  std::byte* const at_masters =
-      updated.size() > 0 ? piece.master_data + array_bytes(updated.begin - piece.master_range.begin, kept) : nullptr;
+  std::byte* const at_rest =  // parameters are in memory
+      piece.data.in_memory() + array_bytes(begin - piece.has.begin, DType::kBFloat16);
+  const StateBytes at_masters = piece.master_data.after(updated.begin - piece.master_range.begin, kept);
   const std::size_t kept_bytes = array_bytes(updated.size(), kept);
   const std::size_t first = updated.size() > 0 ? array_bytes(updated.begin - begin, kept) : 0;  // of `own`
   std::vector<HalfBits> params(n);
@@ -138,7 +146,10 @@ void store_weights(const StatePiece& piece, std::int64_t begin, std::span<const 
   } else {
     std::vector<HalfBits> before(n);
     kernels.copy(before.data(), at_rest, n * sizeof(HalfBits), stream);
-    if (kept_bytes > 0) kernels.copy(own.data() + first, at_masters, kept_bytes, stream);
+    const std::span<std::byte> masters_before = std::span(own).subspan(first, kept_bytes);
+    if (kept_bytes > 0 && at_masters.in_memory() == nullptr) at_masters.read(masters_before);
+    if (kept_bytes > 0 && at_masters.in_memory() != nullptr)
+      kernels.copy(masters_before.data(), at_masters.in_memory(), kept_bytes, stream);
     kernels.settle(stream);
     std::memcpy(params.data(), values.data(), values.size());
     for (std::size_t i = 0; i < n; ++i) {
@@ -146,7 +157,7 @@ void store_weights(const StatePiece& piece, std::int64_t begin, std::span<const 
     }
   }
   kernels.copy(at_rest, params.data(), n * sizeof(HalfBits), stream);
-  if (kept_bytes > 0) kernels.copy(at_masters, own.data() + first, kept_bytes, stream);
+  if (kept_bytes > 0) put(at_masters, std::span(own).subspan(first, kept_bytes), kernels, stream);
   kernels.settle(stream);
 }
 

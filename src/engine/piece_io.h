@@ -28,7 +28,7 @@ class PieceReader {
 
  private:
   [[nodiscard]] std::span<const std::byte> values(std::int64_t at, std::int64_t n);
-  [[nodiscard]] std::span<const std::byte> on_host(const std::byte* data, std::size_t bytes,
+  [[nodiscard]] std::span<const std::byte> on_host(const StateBytes& from, std::size_t bytes,
                                                    std::vector<std::byte>& copy);
   [[nodiscard]] std::span<const std::byte> scaled(std::span<const std::byte> sums);
 

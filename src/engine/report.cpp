@@ -23,6 +23,7 @@ std::string to_text(const MemoryReport& report) {
     row(name_of(kind), report.planned[kind], report.measured_peak[kind]);
   }
   row("sum", report.planned.total(), report.measured_peak.total());
+  if (report.planned_files + report.measured_files > 0) row("on disk", report.planned_files, report.measured_files);
   const std::uint64_t planned = report.planned.total();
   text += "  resident " + format_bytes(report.resident) + ", reserved and never used " +
           format_bytes(planned - std::min(planned, report.resident)) + "\n";

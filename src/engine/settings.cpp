@@ -28,6 +28,30 @@ ShardingPlan plan_of(const ZeroConfig& zero, const std::vector<std::string>& axe
   return plan;
 }
 
+ResidencyPlan residency_of(const OffloadConfig& offload) {
+  const bool files = offload.optimizer_device == "nvme";
+  const bool host = offload.optimizer_device == "cpu";
+  return {.optimizer = files  ? Residency::kFiles
+                       : host ? Residency::kHost
+                              : Residency::kDevice,
+          .optimizer_ratio = offload.ratio,
+          .block_elements = offload.block_elements,
+          .slots = offload.buffer_count};
+}
+
+StorageSettings storage_of(const OffloadConfig& offload) {
+  StorageSettings storage{.engine = io_engine_of(offload.io).value_or(IoEngineKind::kAuto),
+                          .access = offload.direct ? FileAccess::kDirect : FileAccess::kBuffered,
+                          .queue_depth = offload.queue_depth,
+                          .stripe_bytes = static_cast<std::size_t>(offload.stripe_bytes)};
+  for (std::size_t begin = 0; begin <= offload.nvme_path.size();) {
+    const std::size_t end = std::min(offload.nvme_path.find(':', begin), offload.nvme_path.size());
+    if (end > begin) storage.folders.push_back(offload.nvme_path.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return storage;
+}
+
 }  // namespace
 
 GroupHyper group_hyper(const Config& config) {
@@ -81,6 +105,9 @@ EngineSettings make_settings(const Config& config, RankCount ranks, std::vector<
   const MeshSpec mesh = mesh_of(config, ranks.world);
   const MeshPlace place(mesh, 0, ranks.world);
   settings.plan = plan_of(config.zero, {"dp"});
+  settings.plan.residency = residency_of(config.offload);
+  settings.plan.validate();
+  settings.storage = storage_of(config.offload);
   if (config.mesh.splits_models()) {
     settings.plan.axes = {"dp", "sp"};
     settings.mesh = mesh;

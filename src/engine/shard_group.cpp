@@ -143,7 +143,7 @@ void ShardGroup::allocate(const GroupResources& shared, OperationId step, const 
   const int micro_steps = micro_steps_of_memory(shared.settings.micro_steps);
   binder_ = std::make_unique<Binder>(part_.flats, shared.binder);
   memory_ = std::make_unique<ModelMemory>(layout(), spec_.plan, shared.optimizer.states(), micro_steps, shared.device,
-                                          shared.kernels, backend);
+                                          shared.kernels, backend, shared.files);
   parameters_ = std::make_unique<ParameterStore>(layout(), spec_.plan, *memory_, backend, shared.device,
                                                  shared.gather_stream, shared.kernels, *binder_, shared.counters);
   gradients_ = std::make_unique<GradientStore>(layout(), spec_.plan, micro_steps, *memory_, backend,
@@ -189,6 +189,7 @@ void ShardGroup::complete_uses() {
 }
 
 void ShardGroup::complete_step() {
+  updater_->prefetch();  // while gradients are reduced, and ranks vote
   complete_uses();
   gradients_->complete();
 }
@@ -210,6 +211,11 @@ std::vector<bool> ShardGroup::has_grad() const {
 MemorySnapshot ShardGroup::planned_memory(const ShardingPlan& plan, std::span<const StateDeclaration> states,
                                           int micro_steps) const {
   return plan_memory(layout(), plan, rank_, states, micro_steps_of_memory(micro_steps));
+}
+
+std::uint64_t ShardGroup::planned_files(std::span<const StateDeclaration> states, int micro_steps,
+                                        std::size_t stripe_bytes) const {
+  return plan_file_bytes(layout(), spec_.plan, rank_, states, micro_steps_of_memory(micro_steps), stripe_bytes);
 }
 
 bool ShardGroup::spans_stages() const {

@@ -34,6 +34,7 @@ struct GroupResources {
   Stream reduce_stream;
   ParameterBinder& binder;
   ParameterStore::Counters& counters;
+  StateFiles files{};
 };
 
 class ShardGroup {
@@ -105,6 +106,8 @@ class ShardGroup {
 
   [[nodiscard]] MemorySnapshot planned_memory(const ShardingPlan& plan, std::span<const StateDeclaration> states,
                                               int micro_steps) const;
+  [[nodiscard]] std::uint64_t planned_files(std::span<const StateDeclaration> states, int micro_steps,
+                                            std::size_t stripe_bytes) const;
   [[nodiscard]] std::uint64_t resident_bytes() const { return memory_->resident_bytes(); }
   /// Of groups inside the job's.
   [[nodiscard]] std::size_t transport_bytes() const;

@@ -192,9 +192,18 @@ void require_plan_fits(const ShardGroups& groups, const EngineSettings& settings
                            plan.prefetch_units = asked.prefetch_units;
                            plan.narrow_buckets = asked.narrow_buckets;
                            plan.reshard = reshard;
+                           plan.residency = asked.residency;
                            return plan;
                          }});
     }
+  }
+  if (settings.plan.residency.optimizer != Residency::kFiles) {
+    choices.push_back(
+        {settings.plan.name + " with optimizer states in files (offload_optimizer)", [](const ShardingPlan& asked) {
+           ShardingPlan plan = asked;
+           plan.residency.optimizer = Residency::kFiles;
+           return plan;
+         }});
   }
   // First the limit, then what this rank needs under each choice.
   std::vector<std::int64_t> own{static_cast<std::int64_t>(

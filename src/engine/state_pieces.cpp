@@ -55,7 +55,7 @@ std::vector<StatePiece> state_pieces(const ModelLayout& model, const ModelMemory
     if (placed.row.kind == StateKind::kMaster) masters[placed.row.flat] = &placed;
   }
   std::vector<StatePiece> pieces;
-  for (const auto& [row, data] : memory.states()) {
+  for (const auto& [row, at] : memory.states()) {
     const bool is_state = row.kind == StateKind::kOptimizer || row.kind == StateKind::kAverage;
     if (row.kind != StateKind::kParameter && !is_state) continue;
     const FlatLayout& flat = model.flat(row.flat);
@@ -78,7 +78,8 @@ std::vector<StatePiece> state_pieces(const ModelLayout& model, const ModelMemory
       } else if (!is_first) {
         piece.writes = {};
       }
-      piece.data = data + array_bytes(entry_of(model, row, part.begin), row.dtype);
+      piece.data = by_elements ? at.after(part.begin - row.range.begin, row.dtype)
+                               : at.after(entry_of(model, row, part.begin), row.dtype);
       const auto master = masters.find(row.flat);
       if (row.kind == StateKind::kParameter && master != masters.end()) {
         const StateRow& kept = master->second->row;
@@ -86,7 +87,7 @@ std::vector<StatePiece> state_pieces(const ModelLayout& model, const ModelMemory
         piece.dtype = flat.accumulation();
         piece.master = master_of(flat.dtype);
         piece.master_range = {kept_part.begin - segment.offset, kept_part.end - segment.offset};
-        piece.master_data = master->second->data + array_bytes(kept_part.begin - kept.range.begin, kept.dtype);
+        piece.master_data = master->second->at.after(kept_part.begin - kept.range.begin, kept.dtype);
       }
       pieces.push_back(std::move(piece));
     }
@@ -100,7 +101,7 @@ std::vector<StateOfParam> described_states(const ModelLayout& model, const Model
     if (placed.row.kind == StateKind::kMaster) mastered.insert(placed.row.flat);
   }
   std::vector<StateOfParam> states;
-  for (const auto& [row, data] : memory.states()) {
+  for (const auto& [row, at] : memory.states()) {
     const bool is_parameter = row.kind == StateKind::kParameter;
     const bool is_state = row.kind == StateKind::kOptimizer || row.kind == StateKind::kAverage;
     if ((!is_parameter && !is_state) || row.shape == StateShape::kRank) continue;
@@ -118,7 +119,7 @@ std::vector<StateOfParam> described_states(const ModelLayout& model, const Model
 
 std::vector<StatePiece> parameter_pieces(const ModelLayout& model, const ModelMemory& memory, bool is_first) {
   std::vector<StatePiece> pieces;
-  for (const auto& [row, data] : memory.states()) {
+  for (const auto& [row, at] : memory.states()) {
     if (row.kind != StateKind::kParameter) continue;
     const FlatLayout& flat = model.flat(row.flat);
     for (const Segment& segment : flat.segments) {
@@ -132,7 +133,7 @@ std::vector<StatePiece> parameter_pieces(const ModelLayout& model, const ModelMe
       piece.has.end = part.end - segment.offset;
       if (is_first)
         piece.writes = entries_that_begin_in(flat.shard(memory.rank()), segment.offset, segment.numel, /*length=*/1);
-      piece.data = data + array_bytes(part.begin - row.range.begin, row.dtype);
+      piece.data = at.after(part.begin - row.range.begin, row.dtype);
       pieces.push_back(std::move(piece));
     }
   }
@@ -156,7 +157,7 @@ std::vector<StatePiece> gradient_pieces(const ModelLayout& model, ModelMemory& m
       piece.has.begin = part.begin - segment.offset;
       piece.has.end = part.end - segment.offset;
       if (is_first) piece.writes = {piece.has.begin, piece.has.end};
-      piece.data = memory.reduced(index) + array_bytes(part.begin - shard.begin, piece.dtype);
+      piece.data = StateBytes(memory.reduced(index) + array_bytes(part.begin - shard.begin, piece.dtype));
       piece.scaled = true;
       piece.factor = factor * flat.grad_factor;
       pieces.push_back(std::move(piece));

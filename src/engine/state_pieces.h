@@ -25,11 +25,11 @@ struct StatePiece {
   /// write the same number of them, to one block.
   Range writes{};
   /// Of has.begin: values, or the 16-bit parameters of which the masters are kept in another place.
-  std::byte* data = nullptr;
-  Master master = Master::kNone;     ///< how float32 values are kept
-  std::byte* master_data = nullptr;  ///< lower halves or whole masters of the elements `master_range`
-  Range master_range{};              ///< elements of the box; contains `writes`
-  bool scaled = false;               ///< values are what lies at `data` times `factor`, in their dtype
+  StateBytes data{};
+  Master master = Master::kNone;  ///< how float32 values are kept
+  StateBytes master_data{};       ///< lower halves or whole masters of the elements `master_range`
+  Range master_range{};           ///< elements of the box; contains `writes`
+  bool scaled = false;            ///< values are what lies at `data` times `factor`, in their dtype
   double factor = 1.0;
   /// The label of its range in a file: "blocks.0.weight/exp_avg".
   [[nodiscard]] std::string key(const ParamSpec& spec) const { return spec.name + "/" + state; }

@@ -58,7 +58,7 @@ std::vector<Updater::Run> Updater::runs_of(int flat, const std::vector<bool>& ha
   return runs;
 }
 
-void Updater::update_run(int flat, const Run& run, double factor, const GroupHyper& hyper) {
+void Updater::add_pieces(int flat, const Run& run, std::vector<Piece>& pieces) {
   const FlatLayout& layout = layout_.flat(flat);
   const std::size_t element = size_of(layout.accumulation());
   for (int owner = 0; owner < layout.world(); ++owner) {
@@ -67,46 +67,47 @@ void Updater::update_run(int flat, const Run& run, double factor, const GroupHyp
     if (part.size() == 0) continue;
     const bool own = owner == memory_.rank();
     const std::byte* sums = own ? memory_.reduced(flat) : memory_.peer_reduced(flat, owner);
-    update_range(flat, part, run.step, sums + static_cast<std::size_t>(part.begin - shard.begin) * element, factor,
-                 hyper);
+    for (std::int64_t at = part.begin; at < part.end;) {
+      const std::int64_t end = std::min(part.end, memory_.together(flat, at).end);
+      pieces.push_back({.flat = flat,
+                        .range = {at, end},
+                        .step = run.step,
+                        .group = run.group,
+                        .sums = sums + static_cast<std::size_t>(at - shard.begin) * element});
+      at = end;
+    }
     if (!own && memory_.one_sided())
       backend_.count_one_sided(CollectiveKind::kAllGather, owner, static_cast<std::size_t>(part.size()) * element);
   }
 }
 
-void Updater::update_range(int flat, const Range& updated, std::int64_t step, const std::byte* grad, double factor,
-                           const GroupHyper& hyper) {
-  const FlatLayout& layout = layout_.flat(flat);
+void Updater::update_piece(const Piece& piece, double factor, const GroupHyper& hyper) {
+  const FlatLayout& layout = layout_.flat(piece.flat);
   const DType accumulation = layout.accumulation();
-  const std::size_t element = size_of(accumulation);
-  const std::int64_t in_states = updated.begin - memory_.update_range(flat).begin;
-  const std::int64_t in_parameters = updated.begin - memory_.rest_range(flat, memory_.rank()).begin;
-  std::int16_t* master_low = memory_.master_low(flat);
-  float* master = memory_.master(flat);
-  std::byte* resting = memory_.parameters(flat) + static_cast<std::size_t>(in_parameters) * size_of(layout.dtype);
-
-  const auto at = [element](auto* base, std::int64_t index) {
-    return base + static_cast<std::size_t>(index) * element;
-  };
+  const Range& updated = piece.range;
+  const std::int64_t in_parameters = updated.begin - memory_.rest_range(piece.flat, memory_.rank()).begin;
+  std::byte* resting = memory_.parameters(piece.flat) + array_bytes(in_parameters, layout.dtype);
+  const StateView view = memory_.view(piece.flat, updated.begin, Access::kUpdate);
   const auto update = [&](std::int64_t begin, std::int64_t end) {
     std::vector<std::byte*> states(num_states_);
     for (std::size_t state = 0; state < num_states_; ++state) {
-      states[state] = memory_.state(flat, static_cast<int>(state), updated.begin + begin);
+      states[state] = view.state(static_cast<int>(state), updated.begin + begin);
     }
-    optimizer_.step({.param = resting + static_cast<std::size_t>(begin) * size_of(layout.dtype),
-                     .low = master_low != nullptr ? master_low + in_states + begin : nullptr,
-                     .master = master != nullptr ? master + in_states + begin : nullptr,
+    optimizer_.step({.param = resting + array_bytes(begin, layout.dtype),
+                     .low = view.master_low(updated.begin + begin),
+                     .master = view.master(updated.begin + begin),
                      .states = states,
-                     .grad = at(grad, begin),
+                     .grad = piece.sums + array_bytes(begin, accumulation),
                      .n = end - begin,
                      .dtype = accumulation,
                      .factor = factor * layout.grad_factor,
-                     .step = step,
+                     .step = piece.step,
                      .hyper = hyper},
                     kernels_, stream_);
   };
   if (!has_entries_of_tensors_) return kernels_.for_ranges(updated.size(), update);
-  for (const Range& block : blocks_of(flat, updated)) update(block.begin - updated.begin, block.end - updated.begin);
+  for (const Range& block : blocks_of(piece.flat, updated))
+    update(block.begin - updated.begin, block.end - updated.begin);
 }
 
 std::vector<Range> Updater::blocks_of(int flat, const Range& range) const {
@@ -125,15 +126,30 @@ std::vector<Range> Updater::blocks_of(int flat, const Range& range) const {
   return blocks;
 }
 
+void Updater::prefetch() {
+  int blocks = memory_.state_store() == nullptr ? 0 : memory_.views_ahead() + 1;
+  for (int flat = 0; flat < static_cast<int>(layout_.flats.size()) && blocks > 0; ++flat) {
+    if (!layout_.flat(flat).trainable) continue;
+    const Range range = memory_.update_range(flat);
+    for (std::int64_t at = range.begin; at < range.end && blocks > 0; at = memory_.together(flat, at).end, --blocks)
+      memory_.prefetch_states(flat, at);
+  }
+}
+
 void Updater::update(const std::vector<bool>& has_grad, double factor, const std::vector<GroupHyper>& groups,
                      double lr_factor) {
+  std::vector<Piece> pieces;
   for (std::size_t flat = 0; flat < layout_.flats.size(); ++flat) {
     if (!layout_.flats[flat].trainable) continue;
-    for (const Run& run : runs_of(static_cast<int>(flat), has_grad)) {
-      GroupHyper hyper = groups[static_cast<std::size_t>(run.group)];
-      hyper.lr *= lr_factor;
-      update_run(static_cast<int>(flat), run, factor, hyper);
-    }
+    for (const Run& run : runs_of(static_cast<int>(flat), has_grad)) add_pieces(static_cast<int>(flat), run, pieces);
+  }
+  const auto ahead = static_cast<std::size_t>(memory_.views_ahead());
+  for (std::size_t next = 0; next < pieces.size(); ++next) {
+    for (std::size_t other = next; other < std::min(next + ahead + 1, pieces.size()); ++other)
+      memory_.prefetch_states(pieces[other].flat, pieces[other].range.begin);
+    GroupHyper hyper = groups[static_cast<std::size_t>(pieces[next].group)];
+    hyper.lr *= lr_factor;
+    update_piece(pieces[next], factor, hyper);
   }
   for (std::size_t param = 0; param < has_grad.size(); ++param) {
     if (has_grad[param]) ++steps_[param];

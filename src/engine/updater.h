@@ -25,6 +25,9 @@ class Updater {
   void update(const std::vector<bool>& has_grad, double factor, const std::vector<GroupHyper>& groups,
               double lr_factor);
 
+  /// Starts to bring the states that an update begins with. Never blocks.
+  void prefetch();
+
   /// Updates so far, one a parameter.
   [[nodiscard]] const std::vector<std::int64_t>& updates() const { return steps_; }
   void set_updates(std::vector<std::int64_t> updates) { steps_ = std::move(updates); }
@@ -38,9 +41,16 @@ class Updater {
   [[nodiscard]] std::vector<Run> runs_of(int flat, const std::vector<bool>& has_grad) const;
   /// Of a range inside one parameter: its rows, if a state has an entry for each; else all of it.
   [[nodiscard]] std::vector<Range> blocks_of(int flat, const Range& range) const;
-  void update_run(int flat, const Run& run, double factor, const GroupHyper& hyper);
-  void update_range(int flat, const Range& range, std::int64_t step, const std::byte* grad, double factor,
-                    const GroupHyper& hyper);
+  /// A part of a run whose sums lie together, and whose states come together.
+  struct Piece {
+    int flat = 0;
+    Range range{};
+    std::int64_t step = 0;
+    int group = 0;
+    const std::byte* sums = nullptr;
+  };
+  void add_pieces(int flat, const Run& run, std::vector<Piece>& pieces);
+  void update_piece(const Piece& piece, double factor, const GroupHyper& hyper);
 
   const ModelLayout& layout_;
   const Optimizer& optimizer_;

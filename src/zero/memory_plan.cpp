@@ -1,5 +1,6 @@
 #include "zero/signals.h"
 
+#include <zeroth/offload/stores.h>
 #include <zeroth/shard/degrees.h>
 #include <zeroth/zero/memory_plan.h>
 
@@ -66,6 +67,19 @@ std::vector<int> far_senders(const SubGroup& group, int rank, const std::vector<
     if (far && counterpart) senders.push_back(other);
   }
   return senders;
+}
+
+/// Bytes of the blocks of states, by where they rest.
+struct SplitBlocks {
+  std::vector<std::size_t> in_memory{};
+  std::vector<std::size_t> in_files{};
+};
+
+SplitBlocks split_blocks(std::span<const StateRow> rows, const ResidencyPlan& residency) {
+  SplitBlocks split;
+  for (const StateBlock& block : state_blocks(rows, residency))
+    (block.in_files ? split.in_files : split.in_memory).push_back(block.bytes);
+  return split;
 }
 
 /// How gradient buckets lie.
@@ -182,11 +196,24 @@ MemorySnapshot plan_memory(const ModelLayout& model, const ShardingPlan& plan, i
   const auto add = [&memory](MemoryState state, std::size_t bytes) {
     memory.bytes[static_cast<std::size_t>(state)] += bytes;
   };
-  for (const StateRow& row : state_table(model, plan, rank, states, micro_steps)) add(row.memory(), row.bytes());
+  const std::vector<StateRow> rows = state_table(model, plan, rank, states, micro_steps);
+  for (const StateRow& row : rows) {
+    if (row.residency != Residency::kFiles) add(row.memory(), row.bytes());
+  }
+  const SplitBlocks blocks = split_blocks(rows, plan.residency);
+  add(MemoryState::kOptimizer, memory_store_memory(blocks.in_memory));
+  if (!blocks.in_files.empty())
+    add(MemoryState::kStaging, file_store_memory(blocks.in_files, {.slots = plan.residency.slots}));
   add(MemoryState::kBucket, bucket_slots(model, plan, micro_steps).total_bytes());
   add(MemoryState::kGathered, gathered_slots(model, plan).total_bytes());
   add(MemoryState::kControl, control_bytes(model));
   return memory;
+}
+
+std::uint64_t plan_file_bytes(const ModelLayout& model, const ShardingPlan& plan, int rank,
+                              std::span<const StateDeclaration> states, int micro_steps, std::size_t stripe_bytes) {
+  const SplitBlocks blocks = split_blocks(state_table(model, plan, rank, states, micro_steps), plan.residency);
+  return blocks.in_files.empty() ? 0 : file_store_bytes(blocks.in_files, {.stripe_bytes = stripe_bytes});
 }
 
 MemorySnapshot plan_memory(const ModelLayout& model, const ShardingPlan& plan, int rank, int optimizer_states,

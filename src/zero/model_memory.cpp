@@ -2,6 +2,8 @@
 
 #include "zero/signals.h"
 
+#include <zeroth/base/error.h>
+
 #include <algorithm>
 #include <functional>
 #include <utility>
@@ -39,7 +41,8 @@ SharedLayout make_shared_layout(const ModelLayout& model, const ShardingPlan& pl
 }
 
 ModelMemory::ModelMemory(const ModelLayout& model, const ShardingPlan& plan, std::span<const StateDeclaration> states,
-                         int micro_steps, Device& device, Kernels& kernels, CommBackend& backend)
+                         int micro_steps, Device& device, Kernels& kernels, CommBackend& backend,
+                         const StateFiles& files)
     : model_(model),
       plan_(plan),
       degrees_(plan.degrees(model.world)),
@@ -68,7 +71,7 @@ ModelMemory::ModelMemory(const ModelLayout& model, const ShardingPlan& plan, std
   signal_words_ = device.make_arena(local_group_->capabilities().window_kind, control_bytes(model), "signals");
   holds_.push_back(ledger_.hold({-1, MemoryState::kControl}, control_bytes(model)));
   shared_ = make_window(device, kernels, own.bytes, "shared");
-  place_states(kernels, states, micro_steps, shared_.reserve(own.bytes));
+  place_states(kernels, states, micro_steps, shared_.reserve(own.bytes), device, files);
   const SignalLayout signals(static_cast<int>(model.flats.size()), model.world);
   signal_window_ = window_of(signal_words_, "zero.signals");
   window_ = window_of(shared_, "zero");
@@ -106,18 +109,38 @@ PeerWindow ModelMemory::window_of(const Arena& arena, std::string_view name) con
 }
 
 void ModelMemory::place_states(Kernels& kernels, std::span<const StateDeclaration> states, int micro_steps,
-                               std::span<std::byte> shared) {
+                               std::span<std::byte> shared, Device& device, const StateFiles& files) {
   const SharedLayout& own = shared_layouts_[static_cast<std::size_t>(rank_)];
   std::vector<StateRow> rows = state_table(model_, plan_, rank_, states, micro_steps);
   std::size_t bytes = gathered_table_.total_bytes();
-  for (const StateRow& row : rows) bytes += row.shared ? 0 : row.bytes();
+  for (const StateRow& row : rows) bytes += row.shared || row.residency == Residency::kFiles ? 0 : row.bytes();
+  const auto rests = [&rows](Residency residency) {
+    return std::ranges::any_of(rows, [residency](const StateRow& row) { return row.residency == residency; });
+  };
+  ZR_CHECK(kernels.on_host() || !(rests(Residency::kHost) || rests(Residency::kFiles)), ErrorCode::kConfig,
+           "states that rest outside of the device are updated by the host",
+           {.where = "zero.memory",
+            .which = "/zero_optimization/offload_optimizer/device",
+            .expected = "none, beside a device that keeps its states",
+            .got = rests(Residency::kFiles) ? "nvme" : "cpu",
+            .hint = "let the host keep the states (ranks of a CPU), or leave out offload_optimizer"});
+  if (rests(Residency::kFiles)) {
+    blocked_ = std::make_unique<BlockedStates>(model_, rows, plan_.residency, files, rank_, device, kernels);
+  }
   private_ = kernels.make_arena(bytes, "private");
   parameters_.assign(model_.flats.size(), nullptr);
   reduced_.assign(model_.flats.size(), nullptr);
-  masters_.assign(model_.flats.size(), nullptr);
+  masters_.assign(model_.flats.size(), -1);
   first_state_.assign(model_.flats.size(), 0);
   for (StateRow& row : rows) {
     const std::size_t flat = index(row.flat);
+    if (row.kind == StateKind::kMaster) masters_[flat] = static_cast<int>(states_.size());
+    if (row.kind == StateKind::kOptimizer && row.which == 0) first_state_[flat] = states_.size();
+    if (row.residency == Residency::kFiles) {
+      const StateBytes first(*blocked_, row.flat, blocked_->row_of(row.flat, row.kind, row.which), row.range.begin);
+      states_.push_back({std::move(row), first});
+      continue;
+    }
     std::byte* data = nullptr;
     if (row.shared) {
       data = shared.data() + (row.kind == StateKind::kParameter ? own.parameters[flat] : own.reduced[flat]);
@@ -126,11 +149,9 @@ void ModelMemory::place_states(Kernels& kernels, std::span<const StateDeclaratio
     }
     holds_.push_back(ledger_.hold({row.unit, row.memory()}, row.bytes()));
     if (row.kind == StateKind::kParameter) parameters_[flat] = data;
-    if (row.kind == StateKind::kMaster) masters_[flat] = data;
     if (row.kind == StateKind::kSums) reduced_[flat] = data;
-    if (row.kind == StateKind::kOptimizer && row.which == 0) first_state_[flat] = states_.size();
     if (row.initial != 0) kernels.fill(data, row.entries, row.dtype, row.initial);
-    states_.push_back({std::move(row), data});
+    states_.push_back({std::move(row), StateBytes(data)});
   }
   for (const std::size_t slot_bytes : gathered_table_.slot_bytes) {
     gathered_slots_.push_back(private_.reserve(slot_bytes, kSegmentAlignBytes));
@@ -159,7 +180,7 @@ void ModelMemory::add_average(Kernels& kernels, const std::string& name) {
   for (StateRow& row : rows) {
     std::byte* const data = arena.reserve(row.bytes(), kSegmentAlignBytes).data();
     holds_.push_back(ledger_.hold({row.unit, row.memory()}, row.bytes()));
-    states_.push_back({std::move(row), data});
+    states_.push_back({std::move(row), StateBytes(data)});
   }
   averages_.push_back(std::move(arena));
 }
@@ -197,9 +218,49 @@ const std::byte* ModelMemory::peer_parameters(int flat, int rank, std::int64_t e
   return base + distance(rest_range(flat, rank).begin, element, model_.flat(flat).dtype);
 }
 
-std::byte* ModelMemory::state(int flat, int which, std::int64_t element) const {
-  const Placed& state = states_[first_state_[index(flat)] + static_cast<std::size_t>(which)];
-  return state.data + array_bytes(entry_of(model_, state.row, element), state.row.dtype);
+Range ModelMemory::together(int flat, std::int64_t element) const {
+  return blocked_ && blocked_->has(flat) ? blocked_->block_of(flat, element) : update_range(flat);
+}
+
+StateView ModelMemory::view(int flat, std::int64_t element, Access access) {
+  StateView view;
+  view.memory_ = this;
+  view.flat_ = flat;
+  if (blocked_ && blocked_->has(flat)) view.lease_ = blocked_->lease(flat, element, access);
+  return view;
+}
+
+void ModelMemory::prefetch_states(int flat, std::int64_t element) {
+  if (blocked_ && blocked_->has(flat)) blocked_->prefetch(flat, element);
+}
+
+StateBytes ModelMemory::masters(int flat) const {
+  const int number = masters_[index(flat)];
+  return number < 0 ? StateBytes() : states_[index(number)].at;
+}
+
+std::byte* StateView::state(int which, std::int64_t element) const {
+  const ModelMemory::Placed& placed = memory_->state_row(flat_, which);
+  if (placed.row.residency == Residency::kFiles)
+    return lease_.at(memory_->blocked_->row_of(flat_, StateKind::kOptimizer, which), element);
+  return placed.at.in_memory() + array_bytes(entry_of(memory_->model_, placed.row, element), placed.row.dtype);
+}
+
+std::byte* StateView::master_at(Master kind, std::int64_t element) const {
+  const int number = memory_->masters_[static_cast<std::size_t>(flat_)];
+  if (number < 0 || !memory_->has_master(flat_, kind)) return nullptr;
+  const auto& [row, at] = memory_->states_[static_cast<std::size_t>(number)];
+  if (row.residency == Residency::kFiles)
+    return lease_.at(memory_->blocked_->row_of(flat_, StateKind::kMaster, 0), element);
+  return at.in_memory() + array_bytes(element - row.range.begin, row.dtype);
+}
+
+std::int16_t* StateView::master_low(std::int64_t element) const {
+  return reinterpret_cast<std::int16_t*>(master_at(Master::kLowerHalf, element));
+}
+
+float* StateView::master(std::int64_t element) const {
+  return reinterpret_cast<float*>(master_at(Master::kWhole, element));
 }
 
 std::byte* ModelMemory::sums_at(int flat, std::int64_t element) {

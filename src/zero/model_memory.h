@@ -1,7 +1,9 @@
 // ModelMemory: the memory of a plan on one rank, allocated once, and the addresses of the other ranks' shared parts.
 #pragma once
 
+#include "zero/blocked_states.h"
 #include "zero/exchange_choice.h"
+#include "zero/state_bytes.h"
 
 #include <zeroth/comm/backend.h>
 #include <zeroth/compute/kernels.h>
@@ -10,6 +12,7 @@
 #include <zeroth/zero/memory_plan.h>
 #include <zeroth/zero/state_table.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -36,14 +39,34 @@ struct SharedLayout {
 [[nodiscard]] SharedLayout make_shared_layout(const ModelLayout& model, const ShardingPlan& plan, int rank,
                                               int micro_steps);
 
+class ModelMemory;
+
+/// Addresses of the states of some elements of a flat, for one update. Move-only; states in blocks are leased as long.
+class [[nodiscard]] StateView {
+ public:
+  /// From the entry of `element` on, which must be among the elements: of optimizer state number `which`;
+  [[nodiscard]] std::byte* state(int which, std::int64_t element) const;
+  /// of the lower halves of the masters of a bfloat16 flat, else null ([Note: Masters in two halves]);
+  [[nodiscard]] std::int16_t* master_low(std::int64_t element) const;
+  /// of the fp32 masters of a float16 flat, else null.
+  [[nodiscard]] float* master(std::int64_t element) const;
+
+ private:
+  friend class ModelMemory;
+  [[nodiscard]] std::byte* master_at(Master kind, std::int64_t element) const;
+  const ModelMemory* memory_ = nullptr;
+  int flat_ = 0;
+  BlockLease lease_;
+};
+
 /// Owns the arenas. Addresses never change. The ledger counts a slot from its first use on, and never releases it.
 class ModelMemory {
  public:
   /// Collective and blocking if ranks read each other's memory: every rank attaches its shared arena. Allocates the
-  /// rows of state_table(). Borrows all references, which must outlive it. Throws kOutOfMemory, kResource, and the
-  /// errors of the transport.
+  /// rows of state_table(). Borrows all references but `files`, which must outlive it. Throws kOutOfMemory, kResource,
+  /// kIo, kConfig for states in files beside a device that keeps its states, and the errors of the transport.
   ModelMemory(const ModelLayout& model, const ShardingPlan& plan, std::span<const StateDeclaration> states,
-              int micro_steps, Device& device, Kernels& kernels, CommBackend& backend);
+              int micro_steps, Device& device, Kernels& kernels, CommBackend& backend, const StateFiles& files = {});
   ModelMemory(const ModelMemory&) = delete;
   ModelMemory& operator=(const ModelMemory&) = delete;
   ~ModelMemory();
@@ -53,22 +76,23 @@ class ModelMemory {
   /// Address of element `element` of the flat in the parameters at rest of `rank`. `rank` must be one of local_peers()
   /// and have the element at rest; the plan must share parameters.
   [[nodiscard]] const std::byte* peer_parameters(int flat, int rank, std::int64_t element) const;
-  /// For a bfloat16 flat: the lower 16 bits of the fp32 masters, for the elements of the update range ([Note: Masters
-  /// in two halves]). They start as zero, so masters start as the initial values. Null for other flats.
-  [[nodiscard]] std::int16_t* master_low(int flat) const {
-    return has_master(flat, Master::kLowerHalf) ? reinterpret_cast<std::int16_t*>(masters_[index(flat)]) : nullptr;
-  }
-  /// For a float16 flat: the fp32 masters of the elements of the update range. Null for other flats.
-  [[nodiscard]] float* master(int flat) const {
-    return has_master(flat, Master::kWhole) ? reinterpret_cast<float*>(masters_[index(flat)]) : nullptr;
-  }
-  /// Entries of optimizer state number `which` from that of element `element` of the flat on, which must be inside the
-  /// update range.
-  [[nodiscard]] std::byte* state(int flat, int which, std::int64_t element) const;
+  /// The elements whose states come together with those of `element`, which must be inside the update range: a block,
+  /// or the whole update range.
+  [[nodiscard]] Range together(int flat, std::int64_t element) const;
+  /// The states of elements that come together. Blocks for a tier. Masters start as the initial values.
+  [[nodiscard]] StateView view(int flat, std::int64_t element, Access access);
+  /// Starts to bring the states that come together with those of `element`. Never blocks.
+  void prefetch_states(int flat, std::int64_t element);
+  /// Views that may be prefetched beyond the one in use.
+  [[nodiscard]] int views_ahead() const { return blocked_ ? std::max(1, plan_.residency.slots - 2) : 0; }
+  /// The store of states in blocks; null if there are none.
+  [[nodiscard]] const StateStore* state_store() const { return blocked_ ? &blocked_->store() : nullptr; }
+  /// Where the masters of the update range of a 16-bit flat are; nothing for other flats.
+  [[nodiscard]] StateBytes masters(int flat) const;
   /// This rank's states, each with its memory.
   struct Placed {
     StateRow row;
-    std::byte* data;
+    StateBytes at;  ///< its first entry
   };
   [[nodiscard]] const std::vector<Placed>& states() const { return states_; }
   /// A further state of every trainable parameter, of the accumulation dtype, where the optimizer's states are: zeros.
@@ -136,12 +160,16 @@ class ModelMemory {
   }
 
  private:
+  friend class StateView;
   [[nodiscard]] static std::size_t index(int flat) { return static_cast<std::size_t>(flat); }
   [[nodiscard]] bool has_master(int flat, Master kind) const { return master_of(model_.flat(flat).dtype) == kind; }
   [[nodiscard]] Range sums_range(int flat, int rank) const { return zeroth::sums_range(model_, plan_, flat, rank); }
   [[nodiscard]] std::byte* sums_at(int flat, std::int64_t element);
+  [[nodiscard]] const Placed& state_row(int flat, int which) const {
+    return states_[first_state_[index(flat)] + static_cast<std::size_t>(which)];
+  }
   void place_states(Kernels& kernels, std::span<const StateDeclaration> states, int micro_steps,
-                    std::span<std::byte> shared);
+                    std::span<std::byte> shared, Device& device, const StateFiles& files);
   void find_neighbours(CommBackend& backend);
   [[nodiscard]] std::uint64_t averages_resident_bytes() const;
   /// Memory that local peers read, zeroed.
@@ -175,10 +203,11 @@ class ModelMemory {
   PeerWindow wide_window_;
   std::vector<Signals> signals_;  // one for each of local_peers()
   std::vector<Placed> states_;
+  std::unique_ptr<BlockedStates> blocked_;  // null: all states are in memory
   // Into states_, one a flat, null where there is none.
   std::vector<std::byte*> parameters_;
   std::vector<std::byte*> reduced_;
-  std::vector<std::byte*> masters_;
+  std::vector<int> masters_;              // into states_, one a flat; -1: none
   std::vector<std::size_t> first_state_;  // of the optimizer's rows
   std::vector<std::span<std::byte>> gathered_slots_;
   std::vector<MemoryHold> gathered_holds_;

@@ -88,7 +88,8 @@ std::vector<StateRow> state_table(const ModelLayout& model, const ShardingPlan& 
            .name = "master",
            .range = updated,
            .degree = degrees.optimizer,
-           .dtype = master == Master::kWhole ? flat.accumulation() : flat.dtype});
+           .dtype = master == Master::kWhole ? flat.accumulation() : flat.dtype,
+           .residency = plan.residency.optimizer});
     }
     for (std::size_t which = 0; which < states.size(); ++which) {
       const StateDeclaration& state = states[which];
@@ -100,7 +101,8 @@ std::vector<StateRow> state_table(const ModelLayout& model, const ShardingPlan& 
            .degree = own ? 1 : degrees.optimizer,
            .shape = state.shape,
            .dtype = state.dtype.value_or(flat.accumulation()),
-           .initial = state.initial});
+           .initial = state.initial,
+           .residency = state.shape == StateShape::kElement ? plan.residency.optimizer : Residency::kDevice});
     }
     if (in_buckets[index]) continue;
     add({.kind = StateKind::kSums,
@@ -111,6 +113,35 @@ std::vector<StateRow> state_table(const ModelLayout& model, const ShardingPlan& 
          .shared = plan.shares_sums(model.world)});
   }
   return rows;
+}
+
+std::vector<StateBlock> state_blocks(std::span<const StateRow> rows, const ResidencyPlan& residency) {
+  std::vector<StateBlock> blocks;
+  std::int64_t seen = 0;
+  std::int64_t in_files = 0;
+  for (auto row = rows.begin(); row != rows.end();) {
+    const auto next = std::find_if(row, rows.end(), [&](const StateRow& other) { return other.flat != row->flat; });
+    std::vector<std::size_t> sizes;  // of an entry, one for each row in blocks
+    Range range{};
+    for (; row != next; ++row) {
+      if (row->residency != Residency::kFiles) continue;
+      sizes.push_back(size_of(row->dtype));
+      range = row->range;  // the same for all of them: what this rank updates
+    }
+    if (sizes.empty()) continue;
+    for (std::int64_t at = range.begin; at < range.end; at += residency.block_elements) {
+      StateBlock block{.flat = std::prev(next)->flat,
+                       .range = {at, std::min(at + residency.block_elements, range.end)}};
+      const auto n = static_cast<std::size_t>(block.range.size());
+      for (const std::size_t size : sizes) block.bytes += align_up(n * size, kSegmentAlignBytes);
+      seen += block.range.size();
+      block.in_files =
+          static_cast<double>(in_files + block.range.size()) <= residency.optimizer_ratio * static_cast<double>(seen);
+      if (block.in_files) in_files += block.range.size();
+      blocks.push_back(block);
+    }
+  }
+  return blocks;
 }
 
 std::int64_t entry_of(const ModelLayout& model, const StateRow& row, std::int64_t element) {

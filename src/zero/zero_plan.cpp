@@ -1,4 +1,5 @@
 #include <zeroth/base/error.h>
+#include <zeroth/shard/flat_layout.h>
 #include <zeroth/zero/plan.h>
 
 #include <algorithm>
@@ -22,6 +23,18 @@ std::string_view name_of(Reshard reshard) noexcept {
       return "step";
   }
   return "default";
+}
+
+std::string_view name_of(Residency residency) noexcept {
+  switch (residency) {
+    case Residency::kDevice:
+      return "device";
+    case Residency::kHost:
+      return "host";
+    case Residency::kFiles:
+      return "files";
+  }
+  return "device";
 }
 
 void ShardingPlan::validate() const {
@@ -49,6 +62,15 @@ void ShardingPlan::validate() const {
   ZR_CHECK(parameter_degree >= 0 && optimizer_degree >= 0 && gradient_degree >= 0, ErrorCode::kUsage,
            "a degree of sharding is negative", {.which = name});
   ZR_CHECK(ring_slots >= 1 && ring_slots <= 4096, ErrorCode::kUsage, "ring_slots must be 1 to 4096", {.which = name});
+  ZR_CHECK(residency.slots >= 2 && residency.slots <= 4096 && residency.block_elements >= kBlockElements &&
+               residency.block_elements % kBlockElements == 0 && residency.block_elements <= std::int64_t{1} << 30U &&
+               residency.optimizer_ratio >= 0.0 && residency.optimizer_ratio <= 1.0,
+           ErrorCode::kUsage, "states cannot rest in such blocks",
+           {.where = "zero.plan",
+            .which = name,
+            .expected = "2 to 4096 slots, blocks of 1024 to 2^30 elements in multiples of 1024, a ratio from 0 to 1",
+            .got = std::to_string(residency.slots) + " slots, " + std::to_string(residency.block_elements) +
+                   " elements, ratio " + std::to_string(residency.optimizer_ratio)});
   ZR_CHECK(prefetch_units >= 0, ErrorCode::kUsage, "prefetch_units must not be negative", {.which = name});
 }
 

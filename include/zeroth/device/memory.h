@@ -30,9 +30,10 @@ enum class MemoryState : std::uint8_t {
   kGathered,   ///< gathered parameters of sharded units
   kOverflow,   ///< beyond the plan: gathered slots, wide gradients, gradients and sums that were moved away
   kControl,    ///< signals, epochs, tags, staging of the transport
+  kStaging,    ///< blocks of states that rest in files, while they are in memory
   kOther,
 };
-inline constexpr std::size_t kNumMemoryStates = 9;
+inline constexpr std::size_t kNumMemoryStates = 10;
 
 [[nodiscard]] std::string_view name_of(MemoryState state) noexcept;
 

@@ -102,6 +102,19 @@ struct PipelineConfig {
   std::string unshard = "micro_batch";  ///< stage 3: how long a stage keeps gathered parameters: "micro_batch", "step"
 };
 
+/// Section "zero_optimization.offload_optimizer", "aio", and "zeroth.offload".
+struct OffloadConfig {
+  std::string optimizer_device = "none";                 ///< "none", "cpu" (host memory) or "nvme" (files)
+  std::string nvme_path{};                               ///< folders of the files, one a disk, separated by ':'
+  int buffer_count = 4;                                  ///< blocks of files in memory at once
+  double ratio = 1.0;                                    ///< share of the states that rest there
+  std::int64_t block_elements = std::int64_t{1} << 18U;  ///< whose states are one block
+  std::string io = "probe";                              ///< engine of requests to files: see io_engine_of()
+  bool direct = true;                                    ///< files pass the page cache (O_DIRECT), where it can be
+  int queue_depth = 32;                                  ///< transfers at once
+  std::int64_t stripe_bytes = std::int64_t{1} << 20U;    ///< of one transfer, and of a folder's share
+};
+
 /// The rest of section "zeroth".
 struct RuntimeConfig {
   int threads = 0;  ///< of CPU kernels per rank; 0: the cores of this host shared by its ranks
@@ -187,6 +200,7 @@ struct Config {
   ZeroConfig zero{};
   MeshConfig mesh{};
   PipelineConfig pipeline{};
+  OffloadConfig offload{};
   RuntimeConfig runtime{};
   std::vector<HintNote> hints{};  ///< in the order of the keys; not part of the comparison
 

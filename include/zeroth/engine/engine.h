@@ -22,6 +22,7 @@
 #include <zeroth/engine/state_access.h>
 #include <zeroth/engine/step_result.h>
 #include <zeroth/engine/uneven.h>
+#include <zeroth/io/io_queue.h>
 #include <zeroth/optim/loss_scaler.h>
 #include <zeroth/optim/optimizer.h>
 #include <zeroth/optim/schedule.h>
@@ -50,6 +51,7 @@ struct StatePiece;
 class OperationTable;
 class UnevenJoin;
 class SaveInFlight;
+struct StateFiles;
 
 /// Parameters with a plan and a group of ranks of their own: experts, or matrices that ranks split.
 struct ShardGroupSpec {
@@ -68,6 +70,15 @@ struct ShardGroupSpec {
   Members members{};
 };
 
+/// Files of states that rest there, and what moves their bytes. May differ between ranks.
+struct StorageSettings {
+  std::vector<std::string> folders{};  ///< one a disk
+  IoEngineKind engine = IoEngineKind::kAuto;
+  FileAccess access = FileAccess::kDirect;
+  int queue_depth = 32;
+  std::size_t stripe_bytes = std::size_t{1} << 20U;
+};
+
 /// All settings of the training and of the placement, with all defaults resolved.
 struct EngineSettings {
   ShardingPlan plan{};  ///< of all parameters, or of the first of `shard_groups`
@@ -79,6 +90,7 @@ struct EngineSettings {
   std::vector<std::string> batch_axes{};
   int micro_steps = 1;
   double gradient_clipping = 0.0;  ///< largest norm; 0: off
+  StorageSettings storage{};       ///< used if a plan has states in files
   OptimizerOptions optimizer{};
   /// Makes an optimizer of the caller's own; unset: make_optimizer(). The same on all ranks.
   std::function<std::unique_ptr<Optimizer>()> own_optimizer{};
@@ -124,6 +136,8 @@ struct MemoryReport {
       0;  ///< of the engine's own mappings (Rss, from smaps): what is planned, or wide, and was touched
   std::uint64_t transport = 0;        ///< control blocks and staging of this engine's groups; in no plan
   std::uint64_t pss = 0;              ///< this process, from smaps_rollup
+  std::uint64_t planned_files = 0;    ///< bytes on disk of states that rest there
+  std::uint64_t measured_files = 0;   ///< blocks that the file systems have given to their files
   std::uint64_t checkpoint_copy = 0;  ///< of this rank's part of the last save_async(), kept for the next; in no plan
   std::uint64_t compute_copies =
       0;  ///< parameters' copies in the memory of the device that computes, where that is another one
@@ -377,6 +391,7 @@ class Engine {
     return activity_ ? activity_->waited() : std::chrono::nanoseconds{0};
   }
   void build_groups();
+  [[nodiscard]] StateFiles open_files() const;
   void allocate_groups();
   void sync_groups(OperationId what, std::string_view name);
   void forget_order();

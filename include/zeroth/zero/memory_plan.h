@@ -20,12 +20,19 @@ namespace zeroth {
 ///   buckets     bP, or ring and single units' slots if gradients are Flat
 ///   reduced     aP/min(g, o), or aP/g if gradients are Replicate, of the flats not in sums_in_buckets()
 ///   gathered    0, or ring and single units' slots if parameters are Flat             control    signals
-/// The first four lines are sums over state_table(), whose rows are whole 64 bytes.
+///   staging    slots of blocks in files
+/// The first four lines are sums over state_table(), whose rows are whole 64 bytes; of states in files those blocks
+/// count that rest in memory.
 [[nodiscard]] MemorySnapshot plan_memory(const ModelLayout& model, const ShardingPlan& plan, int rank,
                                          std::span<const StateDeclaration> states, int micro_steps);
 /// The same for element_states(`optimizer_states`).
 [[nodiscard]] MemorySnapshot plan_memory(const ModelLayout& model, const ShardingPlan& plan, int rank,
                                          int optimizer_states, int micro_steps);
+
+/// Bytes on disk of the states of one rank that rest in files: their blocks, rounded up to whole stripes.
+[[nodiscard]] std::uint64_t plan_file_bytes(const ModelLayout& model, const ShardingPlan& plan, int rank,
+                                            std::span<const StateDeclaration> states, int micro_steps,
+                                            std::size_t stripe_bytes);
 
 /// Bytes that one rank receives from other ranks in a step, by purpose.
 struct WireBytes {

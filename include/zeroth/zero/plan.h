@@ -67,6 +67,23 @@ struct Degrees {
   bool operator==(const Degrees&) const = default;
 };
 
+/// Where a state rests between its uses.
+enum class Residency : std::uint8_t {
+  kDevice,  ///< where it is updated
+  kHost,    ///< on ranks of a CPU the same memory
+  kFiles,
+};
+[[nodiscard]] std::string_view name_of(Residency residency) noexcept;
+
+/// Where states rest, and in what blocks they visit memory. Never part of the numbers.
+struct ResidencyPlan {
+  Residency optimizer = Residency::kDevice;  ///< states of the optimizer that have an entry an element, and masters
+  double optimizer_ratio = 1.0;              ///< share of the blocks that is there; the others stay in memory
+  std::int64_t block_elements = std::int64_t{1} << 18U;  ///< whose states are one block: a multiple of kBlockElements
+  int slots = 4;                                         ///< blocks of files in memory at once
+  bool operator==(const ResidencyPlan&) const = default;
+};
+
 struct ShardingPlan {
   std::string name{};               ///< for messages: "zero-3"
   std::vector<std::string> axes{};  ///< mesh axes that hold the shards
@@ -82,6 +99,8 @@ struct ShardingPlan {
   int optimizer_degree = 0;    ///< of a Flat optimizer; 0: all ranks
   int gradient_degree =
       0;  ///< of the sums of micro-steps, under every placement; 0: all ranks. Part of the numbers, like the policy
+
+  ResidencyPlan residency{};
 
   /// The degrees in a world of this size. Throws kConfig unless parameter_degree divides optimizer_degree, that divides
   /// the world, and gradient_degree forms one chain of divisors with them.

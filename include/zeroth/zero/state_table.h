@@ -31,9 +31,6 @@ enum class StateKind : std::uint8_t {
   kSums,       ///< reduced gradients that have memory of their own, outside of buckets
 };
 
-/// Where a state lives between its uses. Host memory is all there is so far.
-enum class Residency : std::uint8_t { kHost };
-
 /// How float32 values of trained 16-bit parameters are kept. The one place that decides it.
 enum class Master : std::uint8_t {
   kNone,       ///< the parameter is its own master
@@ -57,7 +54,7 @@ struct StateRow {
   std::int64_t entries = 0;  ///< of `dtype`; range.size() where the shape is kElement
   DType dtype = DType::kFloat32;
   double initial = 0.0;  ///< of every entry; parameters come from the model
-  Residency residency = Residency::kHost;
+  Residency residency = Residency::kDevice;
   bool shared = false;  ///< other ranks read it: it lies in the arena that they attach
 
   [[nodiscard]] Placement placement() const { return degree == 1 ? Placement::kReplicate : Placement::kFlat; }
@@ -74,6 +71,18 @@ struct StateRow {
 
 /// Elements of a row of a parameter (StateShape::kRow): all of its elements, if it has fewer than two dimensions.
 [[nodiscard]] std::int64_t row_length(const ParamSpec& param);
+
+/// States of a range of elements of a flat that rest together and visit memory together.
+struct StateBlock {
+  int flat = 0;
+  Range range{};          ///< elements of the flat
+  std::size_t bytes = 0;  ///< of all rows in blocks, each rounded up to kSegmentAlignBytes
+  bool in_files = false;  ///< else in memory
+};
+
+/// The blocks of the rows whose residency is kFiles, in the order of flats and elements. Blocks in files are spread
+/// among those in memory by ShardingPlan::residency.optimizer_ratio.
+[[nodiscard]] std::vector<StateBlock> state_blocks(std::span<const StateRow> rows, const ResidencyPlan& residency);
 
 /// Position of the entry of a flat's element among the row's entries. `element` must be inside a segment and the
 /// range.

@@ -420,6 +420,60 @@ constexpr std::array kKeys{
          .text = "split: between the layers that tp ranks share, norms, dropouts and residual sums work on slices of "
                  "the sequence; the bytes on the wire stay the same.",
          .choices = "whole|split"}),
+    bind<&Config::offload, &OffloadConfig::optimizer_device>(
+        {.pointer = "/zero_optimization/offload_optimizer/device",
+         .kind = KeyKind::kChoice,
+         .text = "Where optimizer states and masters rest, at every stage: `nvme` is files, of which a few blocks at a "
+                 "time visit memory; `cpu` is host memory, which ranks of a CPU have anyway. Never changes a number.",
+         .choices = "none|cpu|nvme"}),
+    bind<&Config::offload, &OffloadConfig::nvme_path>(
+        {.pointer = "/zero_optimization/offload_optimizer/nvme_path",
+         .kind = KeyKind::kText,
+         .text =
+             "Folder of the files, which have no names and leave nothing behind; several, one a disk, are separated "
+             "by `:`, and every block lies on all of them.",
+         .shared = false}),
+    bind<&Config::offload, &OffloadConfig::buffer_count>(
+        {.pointer = "/zero_optimization/offload_optimizer/buffer_count",
+         .kind = KeyKind::kInteger,
+         .text = "Blocks of files in memory at once: one is updated, the others are read ahead or written behind.",
+         .lowest = 2,
+         .highest = 4096}),
+    bind<&Config::offload, &OffloadConfig::ratio>(
+        {.pointer = "/zero_optimization/offload_optimizer/ratio",
+         .kind = KeyKind::kNumber,
+         .text = "Share of the optimizer states that rest in files; the others stay in memory (Twin-Flow).",
+         .bounds = {.low = 0.0, .high = 1.0}}),
+    bind<&Config::offload, &OffloadConfig::block_elements>(
+        {.pointer = "/zeroth/offload/block_elements",
+         .kind = KeyKind::kInteger,
+         .text = "Elements whose states are one block of a file, a multiple of 1024.",
+         .lowest = 1024,
+         .highest = std::int64_t{1} << 30U}),
+    bind<&Config::offload, &OffloadConfig::io>(
+        {.pointer = "/zeroth/offload/io",
+         .kind = KeyKind::kChoice,
+         .text = "What moves bytes of files; `probe` takes the first that writes and reads right here.",
+         .choices = "probe|io_uring|aio|threads",
+         .shared = false}),
+    bind<&Config::offload, &OffloadConfig::direct>(
+        {.pointer = "/zeroth/offload/direct",
+         .text = "Files pass the page cache (O_DIRECT) where the file system can do it; false: through the cache.",
+         .shared = false}),
+    bind<&Config::offload, &OffloadConfig::queue_depth>({.pointer = "/aio/queue_depth",
+                                                         .kind = KeyKind::kInteger,
+                                                         .text = "Transfers to files that a rank has at once.",
+                                                         .lowest = 1,
+                                                         .highest = 4096,
+                                                         .shared = false}),
+    bind<&Config::offload, &OffloadConfig::stripe_bytes>(
+        {.pointer = "/aio/block_size",
+         .kind = KeyKind::kInteger,
+         .text =
+             "Bytes of one transfer, and of the part of a block that a folder gets in its turn; a multiple of 4096.",
+         .lowest = 4096,
+         .highest = std::int64_t{1} << 30U,
+         .shared = false}),
     bind<&Config::pipeline, &PipelineConfig::schedule>(
         {.pointer = "/zeroth/pipeline/schedule",
          .kind = KeyKind::kChoice,

@@ -1,0 +1,174 @@
+#include "zero/blocked_states.h"
+
+#include <zeroth/base/error.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace zeroth {
+namespace {
+
+std::size_t row_bytes(std::int64_t entries, DType dtype) {
+  return align_up(array_bytes(entries, dtype), kSegmentAlignBytes);
+}
+
+}  // namespace
+
+FileStoreOptions file_store_options(const ResidencyPlan& residency, const StateFiles& files, int rank) {
+  return {.folders = files.folders,
+          .stripe_bytes = files.stripe_bytes,
+          .first_folder = static_cast<std::size_t>(rank),
+          .access = files.access,
+          .slots = residency.slots};
+}
+
+std::byte* BlockLease::at(int row, std::int64_t element) const {
+  std::size_t offset = 0;
+  for (int before = 0; before < row; ++before)
+    offset += row_bytes(range_.size(), dtypes_[static_cast<std::size_t>(before)]);
+  return lease_.bytes().data() + offset + array_bytes(element - range_.begin, dtypes_[static_cast<std::size_t>(row)]);
+}
+
+BlockedStates::BlockedStates(const ModelLayout& model, std::span<const StateRow> rows, const ResidencyPlan& residency,
+                             const StateFiles& files, int rank, Device& device, Kernels& kernels)
+    : kernels_(kernels),
+      block_elements_(residency.block_elements),
+      flats_(model.flats.size()),
+      blocks_(state_blocks(rows, residency)) {
+  for (const StateRow& row : rows) {
+    if (row.residency != Residency::kFiles) continue;
+    OfFlat& flat = flats_[static_cast<std::size_t>(row.flat)];
+    flat.range = row.range;
+    flat.dtypes.push_back(row.dtype);
+    flat.rows.push_back(row);
+  }
+  StateBlocks in_memory;
+  StateBlocks in_files;
+  std::vector<bool> tiers;
+  std::vector<int> of_memory;
+  std::vector<int> of_files;
+  for (int number = 0; number < static_cast<int>(blocks_.size()); ++number) {
+    const StateBlock& block = blocks_[static_cast<std::size_t>(number)];
+    OfFlat& flat = flats_[static_cast<std::size_t>(block.flat)];
+    if (block.range.begin == flat.range.begin) flat.first = number;
+    tiers.push_back(block.in_files);
+    (block.in_files ? in_files : in_memory).bytes.push_back(block.bytes);
+    (block.in_files ? of_files : of_memory).push_back(number);
+  }
+  const auto describe = [this, &model](StateBlocks& blocks, std::vector<int> numbers) {
+    blocks.name = [this, &model, numbers](int block) {
+      const StateBlock& one = blocks_[static_cast<std::size_t>(numbers[static_cast<std::size_t>(block)])];
+      return "states of unit " + model.units[static_cast<std::size_t>(model.flat(one.flat).unit)].name +
+             ", elements [" + std::to_string(one.range.begin) + ", " + std::to_string(one.range.end) + ")";
+    };
+    blocks.initial = [this, numbers](int block, std::span<std::byte> bytes) {
+      fill(blocks_[static_cast<std::size_t>(numbers[static_cast<std::size_t>(block)])], bytes);
+    };
+  };
+  const std::size_t resting = memory_store_memory(in_memory.bytes);
+  const FileStoreOptions options = file_store_options(residency, files, rank);
+  const std::size_t slots = in_files.bytes.empty() ? 0 : file_store_memory(in_files.bytes, options);
+  memory_ = device.make_arena(ArenaKind::kPrivate, resting + slots, "blocks");
+  holds_.push_back(device.ledger().hold({-1, MemoryState::kOptimizer}, resting));
+  holds_.push_back(device.ledger().hold({-1, MemoryState::kStaging}, slots));
+  const std::span<std::byte> for_slots = memory_.reserve(slots, kIoAlignment);
+  const std::span<std::byte> for_rest = memory_.reserve(resting, kSegmentAlignBytes);
+  describe(in_memory, of_memory);
+  describe(in_files, of_files);
+  std::unique_ptr<StateStore> rest = make_memory_store(std::move(in_memory), for_rest);
+  if (slots == 0) {
+    store_ = std::move(rest);
+    return;
+  }
+  ZR_CHECK(files.queue != nullptr, ErrorCode::kInternal, "states in files have no queue", {.where = "zero.blocks"});
+  std::unique_ptr<StateStore> filed = make_file_store(std::move(in_files), options, files.queue, for_slots);
+  store_ = of_memory.empty() ? std::move(filed) : make_split_store(std::move(rest), std::move(filed), tiers);
+}
+
+void BlockedStates::fill(const StateBlock& block, std::span<std::byte> bytes) const {
+  std::byte* at = bytes.data();
+  for (const StateRow& row : flats_[static_cast<std::size_t>(block.flat)].rows) {
+    if (row.initial != 0) kernels_.fill(at, block.range.size(), row.dtype, row.initial);
+    at += row_bytes(block.range.size(), row.dtype);
+  }
+}
+
+int BlockedStates::row_of(int flat, StateKind kind, int which) const {
+  const std::vector<StateRow>& rows = flats_[static_cast<std::size_t>(flat)].rows;
+  const auto row = std::ranges::find_if(rows, [&](const StateRow& one) {
+    return one.kind == kind && (kind != StateKind::kOptimizer || one.which == which);
+  });
+  return row == rows.end() ? -1 : static_cast<int>(row - rows.begin());
+}
+
+int BlockedStates::number_of(int flat, std::int64_t element) const {
+  const OfFlat& of = flats_[static_cast<std::size_t>(flat)];
+  ZR_ASSERT(element >= of.range.begin && element < of.range.end, "an element without states in blocks");
+  return of.first + static_cast<int>((element - of.range.begin) / block_elements_);
+}
+
+Range BlockedStates::block_of(int flat, std::int64_t element) const {
+  return blocks_[static_cast<std::size_t>(number_of(flat, element))].range;
+}
+
+void BlockedStates::prefetch(int flat, std::int64_t element) {
+  store_->prefetch(number_of(flat, element));
+}
+
+BlockLease BlockedStates::lease(int flat, std::int64_t element, Access access) {
+  BlockLease lease;
+  const int number = number_of(flat, element);
+  lease.lease_ = store_->acquire(number, access);
+  lease.range_ = blocks_[static_cast<std::size_t>(number)].range;
+  lease.dtypes_ = flats_[static_cast<std::size_t>(flat)].dtypes;
+  return lease;
+}
+
+StateBytes StateBytes::after(std::int64_t entries, DType dtype) const {
+  StateBytes next = *this;
+  if (data_ != nullptr)
+    next.data_ += static_cast<std::ptrdiff_t>(entries) * static_cast<std::ptrdiff_t>(size_of(dtype));
+  next.element_ += entries;
+  return next;
+}
+
+namespace {
+
+/// Calls body(address, bytes, position) for the parts of an array that begins at `element`, block by block.
+template <class Body>
+void for_parts(BlockedStates& blocks, int flat, int row, std::int64_t element, std::size_t bytes, Access access,
+               const Body& body) {
+  for (std::size_t done = 0; done < bytes;) {
+    const Range block = blocks.block_of(flat, element);
+    const BlockLease lease = blocks.lease(flat, element, access);
+    const std::byte* const begin = lease.at(row, block.begin);
+    const auto size = static_cast<std::size_t>(lease.at(row, block.begin + 1) - begin);
+    const std::size_t n = std::min(bytes - done, static_cast<std::size_t>(block.end - element) * size);
+    body(lease.at(row, element), n, done);
+    done += n;
+    element += static_cast<std::int64_t>(n / size);
+  }
+}
+
+}  // namespace
+
+void StateBytes::read(std::span<std::byte> out) const {
+  if (data_ != nullptr) {
+    std::memcpy(out.data(), data_, out.size());
+    return;
+  }
+  for_parts(*blocks_, flat_, row_, element_, out.size(), Access::kRead,
+            [&](const std::byte* at, std::size_t n, std::size_t done) { std::memcpy(out.data() + done, at, n); });
+}
+
+void StateBytes::write(std::span<const std::byte> in) const {
+  if (data_ != nullptr) {
+    std::memcpy(data_, in.data(), in.size());
+    return;
+  }
+  for_parts(*blocks_, flat_, row_, element_, in.size(), Access::kUpdate,
+            [&](std::byte* at, std::size_t n, std::size_t done) { std::memcpy(at, in.data() + done, n); });
+}
+
+}  // namespace zeroth

@@ -1,0 +1,94 @@
+// BlockedStates: the rows of a state table that rest in blocks of a StateStore.
+//
+//   flat 0, elements [0, 262144)       block 0   | master | exp_avg | exp_avg_sq |
+//   flat 0, elements [262144, 400000)  block 1   | master | exp_avg | exp_avg_sq |
+//   flat 1, ...                        block 2
+//
+// What an update needs of the same elements lies together: one transfer brings it.
+#pragma once
+
+#include "zero/state_bytes.h"
+
+#include <zeroth/compute/kernels.h>
+#include <zeroth/device/device.h>
+#include <zeroth/io/io_queue.h>
+#include <zeroth/offload/stores.h>
+#include <zeroth/zero/model_layout.h>
+#include <zeroth/zero/state_table.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace zeroth {
+
+/// Where files of states lie, and what moves their bytes.
+struct StateFiles {
+  std::vector<std::string> folders{};  ///< one a disk
+  std::size_t stripe_bytes = std::size_t{1} << 20U;
+  FileAccess access = FileAccess::kDirect;
+  std::shared_ptr<IoQueue> queue{};
+};
+
+/// Options of the store in files of a plan on one rank.
+[[nodiscard]] FileStoreOptions file_store_options(const ResidencyPlan& residency, const StateFiles& files, int rank);
+
+/// One block on a lease, and where its rows are.
+class [[nodiscard]] BlockLease {
+ public:
+  BlockLease() = default;
+  /// Address of the entry of `element`, which must be in the block, of row `row` of the flat's rows in blocks.
+  [[nodiscard]] std::byte* at(int row, std::int64_t element) const;
+  [[nodiscard]] explicit operator bool() const { return static_cast<bool>(lease_); }
+
+ private:
+  friend class BlockedStates;
+  StateLease lease_;
+  Range range_{};
+  std::span<const DType> dtypes_{};
+};
+
+class BlockedStates {
+ public:
+  /// Takes the rows with Residency::kFiles. `rank`: of the job, for the order of folders. Borrows `model` and
+  /// `kernels`. Throws kIo, kOutOfMemory, kUsage.
+  BlockedStates(const ModelLayout& model, std::span<const StateRow> rows, const ResidencyPlan& residency,
+                const StateFiles& files, int rank, Device& device, Kernels& kernels);
+
+  /// True if the flat has rows in blocks.
+  [[nodiscard]] bool has(int flat) const { return !flats_[static_cast<std::size_t>(flat)].dtypes.empty(); }
+  /// Which of the flat's rows in blocks is of this kind, and of number `which` among the optimizer's states; -1: none.
+  [[nodiscard]] int row_of(int flat, StateKind kind, int which) const;
+  /// The elements of the block that has `element`.
+  [[nodiscard]] Range block_of(int flat, std::int64_t element) const;
+  /// Starts to bring that block, if there is a slot. Never blocks.
+  void prefetch(int flat, std::int64_t element);
+  [[nodiscard]] BlockLease lease(int flat, std::int64_t element, Access access);
+  /// Blocks until everything is at rest.
+  void flush() { store_->flush(); }
+
+  [[nodiscard]] const StateStore& store() const { return *store_; }
+
+ private:
+  struct OfFlat {
+    Range range{};  ///< that has states
+    int first = 0;  ///< number of its first block
+    std::vector<DType> dtypes{};
+    std::vector<StateRow> rows{};
+  };
+  [[nodiscard]] int number_of(int flat, std::int64_t element) const;
+  void fill(const StateBlock& block, std::span<std::byte> bytes) const;
+
+  Kernels& kernels_;
+  std::int64_t block_elements_;
+  std::vector<OfFlat> flats_;
+  std::vector<StateBlock> blocks_;
+  Arena memory_;
+  std::vector<MemoryHold> holds_;
+  std::unique_ptr<StateStore> store_;
+};
+
+}  // namespace zeroth
