@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: test-shim help setup train train-cpp test test-all test-part test-quick attributions bench format clean fuzz
+.PHONY: test-shim help setup train train-cpp train-offload test test-all test-part test-quick attributions bench format clean fuzz
 export NINJA_STATUS := [%f/%t %es]
 
 # Who starts the ranks of `make train`: zeroth-run, or mpirun.
@@ -18,6 +18,7 @@ help:
 	@echo "make train       prepare the machine, build, train a GPT with ZeRO-3 on 2 ranks (about 3 minutes);"
 	@echo "                 pictures in build/train; LAUNCHER=mpirun starts the ranks with mpirun"
 	@echo "make train-cpp   the same with the trainer in C++"
+	@echo "make train-offload  the same model under a cap of memory, its optimizer in files: the same losses"
 	@echo "make test        prepare the machine, build, run the tests; a part of the core also under a sanitizer"
 	@echo "make test-quick  the unit tests of the core, without torch"
 	@echo "make test-all    every test, also the long ones, and the core under both sanitizers; says how long it takes"
@@ -44,6 +45,11 @@ train: setup build/release/build.ninja
 train-cpp: setup build/release/build.ninja
 	@$(call BUILD,release) --target zeroth-run zeroth-gpt
 	@tools/train-main --cpp --launcher $(LAUNCHER)
+
+# A cap of memory that the states exceed: the optimizer's rest in files.
+train-offload: setup build/release/build.ninja
+	@$(call BUILD,release) --target zeroth-run zeroth_python
+	@tools/train-offload
 
 test: setup
 	@tools/test test --jobs $(JOBS)

@@ -72,6 +72,10 @@ class Options:
     """ "fp32", "bf16", "fp16" or "fp64" """
     lr: float | None
     clip: float | None
+    offload_optimizer: str | None
+    """folder of files in which optimizer states rest"""
+    memory_limit: int | None
+    """MiB"""
 
 
 class HelpRequested(Exception):
@@ -217,6 +221,8 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", choices=("fp32", "bf16", "fp16", "fp64"), help="default fp32")
     add("--lr", type=_number, help="highest learning rate (default 0.001)")
     add("--clip", type=_number, help="clip gradients to this norm; 0: off (default 1)")
+    add("--offload-optimizer", metavar="FOLDER", help="optimizer states and masters rest in files in this folder")
+    add("--memory-limit", type=_integer(1, MOST), metavar="MIB", help="of all ranks' plans together; more is an error")
 
 
 def _integer(low: int, high: int) -> Callable[[str], int]:

@@ -24,7 +24,18 @@ MEASURED_STEPS = 3
 """steps, from 1, in which the process is measured from outside: a few, for it takes milliseconds"""
 LISTED_FILES = 32
 """so many files are listed without being asked for"""
-MEMORY_STATES = ("parameters", "masters", "optimizer", "buckets", "reduced", "gathered", "overflow", "control", "other")
+MEMORY_STATES = (
+    "parameters",
+    "masters",
+    "optimizer",
+    "buckets",
+    "reduced",
+    "gathered",
+    "overflow",
+    "control",
+    "staging",
+    "other",
+)
 
 
 class Preempted(Exception):
@@ -352,6 +363,8 @@ class Trainer:
         memory = self.engine.memory_report()
         summary.planned = _by_state(memory.planned)
         summary.measured = _by_state(memory.measured_peak)
+        if memory.planned_files + memory.measured_files > 0:
+            summary.planned["on disk"], summary.measured["on disk"] = memory.planned_files, memory.measured_files
         summary.live_slots = memory.live_slots_peak
         self.pss_peak = max(self.pss_peak, memory.pss)
         summary.pss_peak = int(self.engine.average(float(self.pss_peak)) * self.world.size)

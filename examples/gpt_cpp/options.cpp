@@ -95,6 +95,10 @@ void add_engine_arguments(CLI::App& app, Options& options, std::string& mesh) {
   app.add_option("--lr", options.lr, "highest learning rate (default 0.001)")->check(CLI::NonNegativeNumber);
   app.add_option("--clip", options.clip, "clip gradients to this norm (default 1); 0: off")
       ->check(CLI::NonNegativeNumber);
+  app.add_option("--offload-optimizer", options.offload_optimizer,
+                 "optimizer states and masters rest in files in this folder");
+  app.add_option("--memory-limit", options.memory_limit_mib, "MiB of all ranks' plans together; more is an error")
+      ->check(CLI::PositiveNumber);
 }
 
 void read_target(const std::string& target, Options& options) {

@@ -394,6 +394,10 @@ void Trainer::summarise() {
   const zeroth::MemoryReport memory = engine_.memory_report();
   summary_.planned = by_name(memory.planned);
   summary_.measured = by_name(memory.measured_peak);
+  if (memory.planned_files + memory.measured_files > 0) {
+    summary_.planned.emplace_back("on disk", memory.planned_files);
+    summary_.measured.emplace_back("on disk", memory.measured_files);
+  }
   summary_.live_slots = static_cast<std::uint64_t>(memory.live_slots_peak);
   pss_peak_ = std::max(pss_peak_, memory.pss);
   summary_.pss_peak = static_cast<std::uint64_t>(engine_.average(static_cast<double>(pss_peak_)) * world_.size());

@@ -1,0 +1,160 @@
+"""One rank of two whose optimizer states rest in files; see offload_test.py.
+
+offload_rank.py FOLDER CASE...
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import sys
+from typing import Any
+
+import torch
+from refusing import refused
+from torch import nn
+
+import zeroth
+
+STEPS, WIDTH = 4, 48
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    stage: int
+    dtype: str = ""
+    """bf16 or fp16"""
+    ratio: float = 1.0
+    slots: int = 3
+    io: str = "probe"
+    micro: int = 1
+    optimizer: str = "AdamW"
+    clip: float = 0.1
+
+
+ROWS = (
+    Row(0),
+    Row(1, "bf16", ratio=0.5, micro=2),
+    Row(2, "fp16", slots=2, io="threads"),
+    Row(3, clip=0.0, optimizer="SGD", io="aio"),
+    Row(3, "bf16", slots=6, micro=2),
+)
+
+
+def world() -> zeroth.World:
+    return zeroth.World.from_environment()
+
+
+def model() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4)), nn.Linear(WIDTH, 1))
+
+
+def config(row: Row, folder: str) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "zero_optimization": {"stage": row.stage},
+        "gradient_accumulation_steps": row.micro,
+        "gradient_clipping": row.clip,
+        "optimizer": {
+            "type": row.optimizer,
+            "params": {"lr": 1e-2, **({"momentum": 0.9} if row.optimizer == "SGD" else {})},
+        },
+        "zeroth": {"offload": {"block_elements": 1024, "io": row.io}},
+        "aio": {"block_size": 4096, "queue_depth": 8},
+    }
+    if row.dtype:
+        document[row.dtype] = {"enabled": True, **({"initial_scale_power": 8} if row.dtype == "fp16" else {})}
+    if folder:
+        document["zero_optimization"]["offload_optimizer"] = {
+            "device": "nvme",
+            "nvme_path": folder,
+            "buffer_count": row.slots,
+            "ratio": row.ratio,
+            "pin_memory": True,
+        }
+    return document
+
+
+def made(row: Row, folder: str) -> zeroth.Engine:
+    return zeroth.Engine(model(), config(row, folder), world=world(), log_level="error")
+
+
+def train(engine: zeroth.Engine, row: Row, first: int = 0, steps: int = STEPS) -> list[str]:
+    """Losses and norms, as hexadecimal numbers."""
+    seen = []
+    for step in range(first, first + steps):
+        for micro in range(row.micro):
+            generator = torch.Generator().manual_seed(1000 * step + 10 * micro + engine.rank)
+            x = torch.randn(8, WIDTH, generator=generator).to(next(engine.module.parameters()).dtype)
+            loss = (engine(x).float() - x.float().sum(1, keepdim=True)).square().mean()
+            engine.backward(loss)
+            result = engine.step()
+        seen += [loss.item().hex(), result.grad_norm.hex()]
+    return seen
+
+
+def same_bits(folder: str) -> None:
+    """In files as in memory: losses, norms, weights and moments; memory and disk as planned."""
+    for row in ROWS:
+        resident, filed = made(row, ""), made(row, folder)
+        assert train(resident, row) == train(filed, row), row
+        for kind in ("master", "exp_avg") if row.optimizer == "AdamW" else ("master", "momentum_buffer"):
+            expected, got = resident.state_dict(kind=kind, ranks=None), filed.state_dict(kind=kind, ranks=None)
+            assert expected.keys() == got.keys() and expected, (row, kind)
+            assert all(torch.equal(got[name], value) for name, value in expected.items()), (row, kind)
+        report = filed.memory_report()
+        assert report.planned_files == report.measured_files > 0, report
+        assert report.planned["staging"] == report.live["staging"] > 0, report
+        assert resident.memory_report().planned_files == 0
+        if row.ratio == 1.0 and row.slots < 4:  # else the slots have room for as much
+            assert sum(report.planned.values()) < sum(resident.memory_report().planned.values()), report
+        for engine in (resident, filed):
+            engine.close(keep_parameters=False)
+
+
+def checkpoints(folder: str) -> None:
+    """From files to memory and back, at other stages."""
+    row = Row(2, "bf16")
+    place = str(pathlib.Path(folder) / "saved")
+    whole = made(row, "")
+    expected = train(whole, row, steps=2 * STEPS)
+    first = made(row, folder)
+    train(first, row)
+    first.save(place)
+    for stage, where in ((3, ""), (1, folder)):
+        other = dataclasses.replace(row, stage=stage)
+        second = made(other, where)
+        second.load(place)
+        assert train(second, other, first=STEPS) == expected[2 * STEPS :], (stage, where)
+        second.close(keep_parameters=False)
+    assert not [name for name in pathlib.Path(folder).iterdir() if name.name != "saved"], "files have no name"
+
+
+def refusals(folder: str) -> None:
+    row = Row(1)
+    with refused("IO", "/nowhere/at/all"):
+        made(row, "/nowhere/at/all")
+    document = config(row, folder)
+    del document["zero_optimization"]["offload_optimizer"]["nvme_path"]
+    with refused("CONFIG", "have no folder.*which: /zero_optimization/offload_optimizer/nvme_path"):
+        zeroth.Engine(model(), document, world=world(), log_level="error")
+    document = config(row, folder)
+    document["zero_optimization"]["offload_param"] = {"device": "nvme"}
+    with refused("CONFIG", "/zero_optimization/offload_param"):
+        zeroth.Engine(model(), document, world=world(), log_level="error")
+    document = config(row, folder)
+    document["zeroth"]["memory_limit_bytes"] = 70_000
+    del document["zero_optimization"]["offload_optimizer"]
+    with refused("OUT_OF_MEMORY", r"optimizer states in files \(offload_optimizer\)"):
+        zeroth.Engine(model(), document, world=world(), log_level="error")
+
+
+def main() -> None:
+    folder = sys.argv[1]
+    for name in sys.argv[2:]:
+        globals()[name](folder)
+        print(f"{name}: ok")
+
+
+if __name__ == "__main__":
+    main()
