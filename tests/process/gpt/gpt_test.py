@@ -144,7 +144,7 @@ class GptTest(unittest.TestCase):
             (4, "pp=2,tp=2", "v-half", 1),
         ]
         paths = []
-        for ranks, mesh, schedule, stage in tier.rows(every, every[:2]):
+        for ranks, mesh, schedule, stage in tier.rows(every, every[1:2]):
             expected, last, text = whole[2 if "dp=2" in mesh else 1]
             paths.append(self.folder / str(len(paths)))
             config = self.folder / "zero.json"
