@@ -2,7 +2,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: test-shim help setup train train-cpp train-offload test test-all test-part test-quick attributions bench format clean fuzz
+.PHONY: test-shim help setup train train-cpp train-offload test test-all test-part test-quick attributions bench \
+  format clean fuzz
 export NINJA_STATUS := [%f/%t %es]
 
 # Who starts the ranks of `make train`: zeroth-run, or mpirun.
