@@ -128,7 +128,9 @@ class GptTest(unittest.TestCase):
             return steps, final, self.output.partition("--- sample")[2].partition("--- end")[0]
 
         # By the number of data-parallel ranks: those have batches of their own.
-        whole = {1: train(1, *saved, str(self.folder / "whole")), 2: train(2, "--steps", "4")}
+        whole = {1: train(1, *saved, str(self.folder / "whole"))}
+        if tier.LONG:
+            whole[2] = train(2, "--steps", "4")
         expected, last, _ = whole[1]
         self.assertGreater(abs(expected[0]["loss"] - expected[-1]["loss"]), 1e-2, "there was something to learn")
         every = [
@@ -144,7 +146,7 @@ class GptTest(unittest.TestCase):
             (4, "pp=2,tp=2", "v-half", 1),
         ]
         paths = []
-        for ranks, mesh, schedule, stage in tier.rows(every, every[1:2]):
+        for ranks, mesh, schedule, stage in tier.rows(every, every[:1]):
             expected, last, text = whole[2 if "dp=2" in mesh else 1]
             paths.append(self.folder / str(len(paths)))
             config = self.folder / "zero.json"
