@@ -37,4 +37,4 @@ class MainJob(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    tier.main()

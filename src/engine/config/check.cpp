@@ -165,7 +165,7 @@ class Checker {
   void check(const KeySpec& key, const Json& value) {
     if (value.is_null() && key.nullable) return;
     if (key.key_class == KeyClass::kRefused) return check_refused(key, value);
-    if (value == "auto" && key.kind != KeyKind::kText) {
+    if (value == "auto" && !(key.kind == KeyKind::kText && key.key_class == KeyClass::kHint)) {
       return add(key.pointer, "\"auto\" is left over",
                  "the trainer that writes \"auto\" fills it in before it makes the engine; give a value here, or "
                  "override the key",

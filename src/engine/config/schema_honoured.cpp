@@ -425,6 +425,7 @@ constexpr std::array kKeys{
          .kind = KeyKind::kChoice,
          .text = "Where optimizer states and masters rest, at every stage: `nvme` is files, of which a few blocks at a "
                  "time visit memory; `cpu` is host memory, which ranks of a CPU have anyway. Never changes a number.",
+         .nullable = true,
          .choices = "none|cpu|nvme"}),
     bind<&Config::offload, &OffloadConfig::nvme_path>(
         {.pointer = "/zero_optimization/offload_optimizer/nvme_path",
