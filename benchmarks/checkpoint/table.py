@@ -12,6 +12,9 @@ import pathlib
 import sys
 from typing import Any
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+import pages  # noqa: E402
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/checkpoints.md"
 BEGIN, END = "<!-- saves -->", "<!-- end of saves -->"
@@ -63,18 +66,8 @@ def table(results: pathlib.Path) -> str:
 
 
 def page_with(text: str, results: pathlib.Path) -> str:
-    before, rest = text.split(BEGIN, 1)
-    _, after = rest.split(END, 1)
-    return f"{before}{BEGIN}\n{table(results)}\n{END}{after}"
-
-
-def main() -> None:
-    results = ROOT / "benchmarks/results"
-    if "--page" in sys.argv[1:]:
-        PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
-    else:
-        print(table(results))
+    return pages.with_part(text, BEGIN, END, table(results))
 
 
 if __name__ == "__main__":
-    main()
+    pages.main(PAGE, page_with, table)

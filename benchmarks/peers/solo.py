@@ -9,7 +9,6 @@ share.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -24,6 +23,7 @@ from cells import Cell  # noqa: E402
 from contestants import Contestant, make, needs_group  # noqa: E402
 from processes import pss  # noqa: E402
 from tracked import Tracker, at_layers  # noqa: E402
+from versions import versions  # noqa: E402
 from work import Work  # noqa: E402
 
 WIRE_STEPS = 2
@@ -36,15 +36,6 @@ def loopback_bytes() -> int:
         if line.strip().startswith("lo:"):
             return int(line.split(":", 1)[1].split()[0])
     raise RuntimeError("there is no loopback interface in /proc/net/dev")
-
-
-def versions() -> dict[str, str]:
-    found = {"torch": str(torch.__version__)}
-    try:
-        found["deepspeed"] = importlib.metadata.version("deepspeed")
-    except importlib.metadata.PackageNotFoundError:
-        pass
-    return found
 
 
 def step(contestant: Contestant, work: Work, number: int) -> float:

@@ -9,7 +9,6 @@ their own. Times are of the clock that all processes of a machine share.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -24,18 +23,10 @@ from live_bytes import peak_bytes  # noqa: E402
 from saved import Saved  # noqa: E402
 from setups import Work  # noqa: E402
 from trainers import MAKERS, Trainer, needs_group  # noqa: E402
+from versions import versions  # noqa: E402
 
 STEPS = 3
 """before anything but the start-up is measured"""
-
-
-def versions() -> dict[str, str]:
-    found = {"torch": str(torch.__version__)}
-    try:
-        found["deepspeed"] = importlib.metadata.version("deepspeed")
-    except importlib.metadata.PackageNotFoundError:
-        pass
-    return found
 
 
 def saved_peak(trainer: Trainer, batch: list[Any]) -> int:
