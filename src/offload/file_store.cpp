@@ -40,12 +40,31 @@ struct BlockRecord {
   std::uint64_t checksum = 0;    ///< of this generation
 };
 
+/// Where each block begins: one after the other, each at a multiple of kIoAlignment.
+struct FileBlocks {
+  std::vector<std::uint64_t> offsets{};
+  std::uint64_t total_bytes = 0;
+  std::size_t largest = 0;  ///< rounded up to the alignment: the size of a slot
+};
+
+FileBlocks place_blocks(std::span<const std::size_t> bytes) {
+  FileBlocks places;
+  for (const std::size_t size : bytes) {
+    ZR_CHECK(size > 0, ErrorCode::kUsage, "a block of a store is empty", {.where = "offload"});
+    const std::size_t whole = align_up(size, kIoAlignment);
+    places.offsets.push_back(places.total_bytes);
+    places.total_bytes += whole;
+    places.largest = std::max(places.largest, whole);
+  }
+  return places;
+}
+
 class FileStore final : public StateStore {
  public:
   FileStore(StateBlocks blocks, const FileStoreOptions& options, std::shared_ptr<IoQueue> queue,
             std::span<std::byte> memory)
       : blocks_(std::move(blocks)),
-        places_(place_blocks(blocks_.bytes, kIoAlignment)),
+        places_(place_blocks(blocks_.bytes)),
         queue_(std::move(queue)),
         file_(StripedFile::create(options.folders, places_.total_bytes,
                                   {.stripe_bytes = options.stripe_bytes,
@@ -75,11 +94,6 @@ class FileStore final : public StateStore {
   }
 
   [[nodiscard]] int num_blocks() const override { return static_cast<int>(records_.size()); }
-  [[nodiscard]] std::size_t block_bytes(int block) const override { return blocks_.bytes[checked(block)]; }
-  [[nodiscard]] Tier tier_of(int block) const override {
-    (void)checked(block);
-    return Tier::kFiles;
-  }
 
   bool prefetch(int block) override {
     BlockRecord& record = records_[checked(block)];
@@ -135,7 +149,7 @@ class FileStore final : public StateStore {
     for (const auto& file : file_.files()) {
       struct stat status{};
       ZR_CHECK(::fstat(file->descriptor(), &status) == 0, ErrorCode::kIo, "a file cannot be looked at",
-               {.where = "offload.files", .which = file->folder(), .got = std::strerror(errno)});
+               {.where = "offload.files", .which = file->folder(), .got = errno_text(errno)});
       total += static_cast<std::uint64_t>(status.st_blocks) * 512;
     }
     return total;
@@ -331,27 +345,15 @@ class FileStore final : public StateStore {
 
 }  // namespace
 
-FileBlocks place_blocks(std::span<const std::size_t> bytes, std::size_t alignment) {
-  FileBlocks places;
-  for (const std::size_t size : bytes) {
-    ZR_CHECK(size > 0, ErrorCode::kUsage, "a block of a store is empty", {.where = "offload"});
-    const std::size_t whole = align_up(size, alignment);
-    places.offsets.push_back(places.total_bytes);
-    places.total_bytes += whole;
-    places.largest = std::max(places.largest, whole);
-  }
-  return places;
-}
-
 std::size_t file_store_memory(std::span<const std::size_t> block_bytes, const FileStoreOptions& options) {
   ZR_CHECK(options.slots >= 2, ErrorCode::kUsage, "a store in files has too few slots",
            {.where = "offload.files", .expected = "2 or more", .got = std::to_string(options.slots)});
   const std::size_t slots = std::min(block_bytes.size(), static_cast<std::size_t>(options.slots));
-  return slots * place_blocks(block_bytes, kIoAlignment).largest;
+  return slots * place_blocks(block_bytes).largest;
 }
 
 std::uint64_t file_store_bytes(std::span<const std::size_t> block_bytes, const FileStoreOptions& options) {
-  return align_up(place_blocks(block_bytes, kIoAlignment).total_bytes, options.stripe_bytes);
+  return align_up(place_blocks(block_bytes).total_bytes, options.stripe_bytes);
 }
 
 std::unique_ptr<StateStore> make_file_store(StateBlocks blocks, const FileStoreOptions& options,

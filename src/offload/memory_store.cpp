@@ -30,11 +30,6 @@ class MemoryStore final : public StateStore {
   }
 
   [[nodiscard]] int num_blocks() const override { return static_cast<int>(blocks_.bytes.size()); }
-  [[nodiscard]] std::size_t block_bytes(int block) const override { return blocks_.bytes[checked(block)]; }
-  [[nodiscard]] Tier tier_of(int block) const override {
-    (void)checked(block);
-    return Tier::kMemory;
-  }
   bool prefetch(int block) override {
     (void)checked(block);
     return true;
@@ -78,10 +73,6 @@ class MemoryStore final : public StateStore {
 };
 
 }  // namespace
-
-std::string_view name_of(Tier tier) noexcept {
-  return tier == Tier::kMemory ? "memory" : "files";
-}
 
 std::size_t memory_store_memory(std::span<const std::size_t> block_bytes) {
   std::size_t total = 0;

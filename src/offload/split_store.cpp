@@ -24,14 +24,6 @@ class SplitStore final : public StateStore {
   }
 
   [[nodiscard]] int num_blocks() const override { return static_cast<int>(parts_.size()); }
-  [[nodiscard]] std::size_t block_bytes(int block) const override {
-    const Part& part = part_of(block);
-    return part.store->block_bytes(part.block);
-  }
-  [[nodiscard]] Tier tier_of(int block) const override {
-    const Part& part = part_of(block);
-    return part.store->tier_of(part.block);
-  }
   bool prefetch(int block) override {
     const Part& part = part_of(block);
     return part.store->prefetch(part.block);

@@ -13,8 +13,6 @@ std::size_t row_bytes(std::int64_t entries, DType dtype) {
   return align_up(array_bytes(entries, dtype), kSegmentAlignBytes);
 }
 
-}  // namespace
-
 FileStoreOptions file_store_options(const ResidencyPlan& residency, const StateFiles& files, int rank) {
   return {.folders = files.folders,
           .stripe_bytes = files.stripe_bytes,
@@ -23,11 +21,14 @@ FileStoreOptions file_store_options(const ResidencyPlan& residency, const StateF
           .slots = residency.slots};
 }
 
+}  // namespace
+
 std::byte* BlockLease::at(int row, std::int64_t element) const {
   std::size_t offset = 0;
   for (int before = 0; before < row; ++before)
-    offset += row_bytes(range_.size(), dtypes_[static_cast<std::size_t>(before)]);
-  return lease_.bytes().data() + offset + array_bytes(element - range_.begin, dtypes_[static_cast<std::size_t>(row)]);
+    offset += row_bytes(range_.size(), rows_[static_cast<std::size_t>(before)].dtype);
+  return lease_.bytes().data() + offset +
+         array_bytes(element - range_.begin, rows_[static_cast<std::size_t>(row)].dtype);
 }
 
 BlockedStates::BlockedStates(const ModelLayout& model, std::span<const StateRow> rows, const ResidencyPlan& residency,
@@ -37,11 +38,7 @@ BlockedStates::BlockedStates(const ModelLayout& model, std::span<const StateRow>
       flats_(model.flats.size()),
       blocks_(state_blocks(rows, residency)) {
   for (const StateRow& row : rows) {
-    if (row.residency != Residency::kFiles) continue;
-    OfFlat& flat = flats_[static_cast<std::size_t>(row.flat)];
-    flat.range = row.range;
-    flat.dtypes.push_back(row.dtype);
-    flat.rows.push_back(row);
+    if (row.residency == Residency::kFiles) flats_[static_cast<std::size_t>(row.flat)].rows.push_back(row);
   }
   StateBlocks in_memory;
   StateBlocks in_files;
@@ -51,7 +48,7 @@ BlockedStates::BlockedStates(const ModelLayout& model, std::span<const StateRow>
   for (int number = 0; number < static_cast<int>(blocks_.size()); ++number) {
     const StateBlock& block = blocks_[static_cast<std::size_t>(number)];
     OfFlat& flat = flats_[static_cast<std::size_t>(block.flat)];
-    if (block.range.begin == flat.range.begin) flat.first = number;
+    if (block.range.begin == flat.rows.front().range.begin) flat.first = number;
     tiers.push_back(block.in_files);
     (block.in_files ? in_files : in_memory).bytes.push_back(block.bytes);
     (block.in_files ? of_files : of_memory).push_back(number);
@@ -104,8 +101,9 @@ int BlockedStates::row_of(int flat, StateKind kind, int which) const {
 
 int BlockedStates::number_of(int flat, std::int64_t element) const {
   const OfFlat& of = flats_[static_cast<std::size_t>(flat)];
-  ZR_ASSERT(element >= of.range.begin && element < of.range.end, "an element without states in blocks");
-  return of.first + static_cast<int>((element - of.range.begin) / block_elements_);
+  const Range& range = of.rows.front().range;
+  ZR_ASSERT(element >= range.begin && element < range.end, "an element without states in blocks");
+  return of.first + static_cast<int>((element - range.begin) / block_elements_);
 }
 
 Range BlockedStates::block_of(int flat, std::int64_t element) const {
@@ -121,7 +119,7 @@ BlockLease BlockedStates::lease(int flat, std::int64_t element, Access access) {
   const int number = number_of(flat, element);
   lease.lease_ = store_->acquire(number, access);
   lease.range_ = blocks_[static_cast<std::size_t>(number)].range;
-  lease.dtypes_ = flats_[static_cast<std::size_t>(flat)].dtypes;
+  lease.rows_ = flats_[static_cast<std::size_t>(flat)].rows;
   return lease;
 }
 

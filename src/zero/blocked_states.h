@@ -33,22 +33,18 @@ struct StateFiles {
   std::shared_ptr<IoQueue> queue{};
 };
 
-/// Options of the store in files of a plan on one rank.
-[[nodiscard]] FileStoreOptions file_store_options(const ResidencyPlan& residency, const StateFiles& files, int rank);
-
 /// One block on a lease, and where its rows are.
 class [[nodiscard]] BlockLease {
  public:
   BlockLease() = default;
   /// Address of the entry of `element`, which must be in the block, of row `row` of the flat's rows in blocks.
   [[nodiscard]] std::byte* at(int row, std::int64_t element) const;
-  [[nodiscard]] explicit operator bool() const { return static_cast<bool>(lease_); }
 
  private:
   friend class BlockedStates;
   StateLease lease_;
   Range range_{};
-  std::span<const DType> dtypes_{};
+  std::span<const StateRow> rows_{};  ///< of the flat, those in blocks
 };
 
 class BlockedStates {
@@ -59,7 +55,7 @@ class BlockedStates {
                 const StateFiles& files, int rank, Device& device, Kernels& kernels);
 
   /// True if the flat has rows in blocks.
-  [[nodiscard]] bool has(int flat) const { return !flats_[static_cast<std::size_t>(flat)].dtypes.empty(); }
+  [[nodiscard]] bool has(int flat) const { return !flats_[static_cast<std::size_t>(flat)].rows.empty(); }
   /// Which of the flat's rows in blocks is of this kind, and of number `which` among the optimizer's states; -1: none.
   [[nodiscard]] int row_of(int flat, StateKind kind, int which) const;
   /// The elements of the block that has `element`.
@@ -67,17 +63,13 @@ class BlockedStates {
   /// Starts to bring that block, if there is a slot. Never blocks.
   void prefetch(int flat, std::int64_t element);
   [[nodiscard]] BlockLease lease(int flat, std::int64_t element, Access access);
-  /// Blocks until everything is at rest.
-  void flush() { store_->flush(); }
 
   [[nodiscard]] const StateStore& store() const { return *store_; }
 
  private:
   struct OfFlat {
-    Range range{};  ///< that has states
-    int first = 0;  ///< number of its first block
-    std::vector<DType> dtypes{};
-    std::vector<StateRow> rows{};
+    int first = 0;                 ///< number of its first block
+    std::vector<StateRow> rows{};  ///< in blocks, all of one range of elements
   };
   [[nodiscard]] int number_of(int flat, std::int64_t element) const;
   void fill(const StateBlock& block, std::span<std::byte> bytes) const;

@@ -23,7 +23,6 @@ class StateBytes {
 
   /// Null if they are in blocks.
   [[nodiscard]] std::byte* in_memory() const { return data_; }
-  [[nodiscard]] bool exists() const { return data_ != nullptr || blocks_ != nullptr; }
   /// The position `entries` further on; `dtype` is that of the state.
   [[nodiscard]] StateBytes after(std::int64_t entries, DType dtype) const;
 

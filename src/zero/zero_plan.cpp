@@ -25,18 +25,6 @@ std::string_view name_of(Reshard reshard) noexcept {
   return "default";
 }
 
-std::string_view name_of(Residency residency) noexcept {
-  switch (residency) {
-    case Residency::kDevice:
-      return "device";
-    case Residency::kHost:
-      return "host";
-    case Residency::kFiles:
-      return "files";
-  }
-  return "device";
-}
-
 void ShardingPlan::validate() const {
   const auto refuse = [this](const char* text) {
     throw Error(ErrorCode::kUsage, text,

@@ -19,16 +19,12 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 namespace zeroth {
 
 enum class Tier : std::uint8_t { kMemory, kFiles };
-inline constexpr std::size_t kNumTiers = 2;
-/// "memory", "files"
-[[nodiscard]] std::string_view name_of(Tier tier) noexcept;
 
 enum class Access : std::uint8_t {
   kRead,       ///< the block stays as it is
@@ -62,7 +58,6 @@ class [[nodiscard]] StateLease {
 
   /// All of the block, at a multiple of 64 bytes. Good until the end of the lease.
   [[nodiscard]] std::span<std::byte> bytes() const { return bytes_; }
-  [[nodiscard]] explicit operator bool() const { return store_ != nullptr; }
   void reset() noexcept;
 
  private:
@@ -103,16 +98,14 @@ class StateStore {
   virtual ~StateStore() = default;
 
   [[nodiscard]] virtual int num_blocks() const = 0;
-  [[nodiscard]] virtual std::size_t block_bytes(int block) const = 0;
-  [[nodiscard]] virtual Tier tier_of(int block) const = 0;
 
-  /// Starts to bring a block, if a slot is free for it. Never blocks; what goes wrong is said by acquire(). True: it
-  /// is in memory or on its way.
+  /// Starts to bring a block, if a slot is free for it. Never blocks. True: it is in memory or on its way. Throws as
+  /// acquire().
   virtual bool prefetch(int block) = 0;
   /// Blocks until the block is in memory. A block has one lease at a time, unless all are for reading.
   /// Throws kUsage for a block out of range, one that is leased in another way, or if every slot has a lease; kIo for
-  /// transfers that failed, now or behind an earlier lease; kCorrupt for bytes that are not those that were written
-  /// (block, generation, length and checksum are compared); kTimeout.
+  /// transfers that failed, now or behind an earlier lease, and for bytes that are not those that were written (block,
+  /// generation, length and checksum are compared); kTimeout.
   [[nodiscard]] virtual StateLease acquire(int block, Access access) = 0;
   /// Blocks until all that was written is on its tier. Throws as acquire(). Blocks whose write failed stay in their
   /// slots: flush() writes them again.

@@ -13,14 +13,6 @@
 
 namespace zeroth {
 
-/// Where each block of a store in files begins: one after the other, each at a multiple of `alignment`.
-struct FileBlocks {
-  std::vector<std::uint64_t> offsets{};
-  std::uint64_t total_bytes = 0;
-  std::size_t largest = 0;  ///< rounded up to the alignment: the size of a slot
-};
-[[nodiscard]] FileBlocks place_blocks(std::span<const std::size_t> bytes, std::size_t alignment);
-
 struct FileStoreOptions {
   std::vector<std::string> folders{};  ///< one a disk; at least one
   std::size_t stripe_bytes = std::size_t{1} << 20U;

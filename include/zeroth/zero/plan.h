@@ -73,7 +73,6 @@ enum class Residency : std::uint8_t {
   kHost,    ///< on ranks of a CPU the same memory
   kFiles,
 };
-[[nodiscard]] std::string_view name_of(Residency residency) noexcept;
 
 /// Where states rest, and in what blocks they visit memory. Never part of the numbers.
 struct ResidencyPlan {
