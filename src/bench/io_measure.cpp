@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <utility>
 
 namespace zeroth::bench {
@@ -26,11 +27,13 @@ IoMeasure::IoMeasure(IoMeasureOptions options) : options_(std::move(options)) {
   const std::uint64_t each = options_.file_bytes / options_.folders.size();
   for (const std::string& folder : options_.folders)
     files_.push_back(ScratchFile::create(folder, each, {.access = options_.access}));
-  const std::size_t bytes = std::min<std::size_t>(kLargestMemory, each * files_.size());
+  const std::size_t bytes = std::min<std::size_t>(kLargestMemory, 2 * each * files_.size());
   memory_ = Arena::create(ArenaKind::kPrivate, bytes, "bench.io");
   std::fill_n(memory_.data(), bytes, std::byte{0x5a});
   const auto queue = open_io_queue(options_.folders.front(), {.engine = IoEngineKind::kThreads, .depth = kFirstDepth});
-  queue->submit(pass(IoOp::kWrite, std::min(kFirstBlock, each), kFirstDepth)).wait();
+  const std::uint64_t block = std::min(kFirstBlock, each);
+  const std::size_t batch = batch_of(block, kFirstDepth);
+  pass(*queue, requests(IoOp::kWrite, block, batch), batch);
 }
 
 std::string IoMeasure::reason() const {
@@ -46,13 +49,11 @@ FileAccess IoMeasure::access() const {
   return direct ? FileAccess::kDirect : FileAccess::kBuffered;
 }
 
-/// Requests for all blocks, one file after the other in turn. Request i has the memory of place i % depth: with `depth`
-/// in flight, mostly no two share it, and what the bytes are does not matter here.
-std::vector<IoRequest> IoMeasure::pass(IoOp op, std::uint64_t block_bytes, int depth) const {
+/// Requests for all blocks, one file after the other in turn. Request i has the memory of place i % (2 batch).
+std::vector<IoRequest> IoMeasure::requests(IoOp op, std::uint64_t block_bytes, std::size_t batch) const {
   const std::uint64_t blocks = files_.front()->bytes() / block_bytes;
-  const std::uint64_t places =
-      std::min<std::uint64_t>(static_cast<std::uint64_t>(depth), memory_.capacity() / block_bytes);
-  ZR_CHECK(blocks > 0 && places > 0, ErrorCode::kUsage, "a block is larger than the files",
+  const std::uint64_t places = 2 * batch;
+  ZR_CHECK(blocks > 0 && batch > 0, ErrorCode::kUsage, "a block is larger than the files",
            {.where = "zeroth-bench io",
             .expected = std::to_string(files_.front()->bytes()) + " bytes at most",
             .got = std::to_string(block_bytes)});
@@ -66,14 +67,34 @@ std::vector<IoRequest> IoMeasure::pass(IoOp op, std::uint64_t block_bytes, int d
   return requests;
 }
 
+/// As many as may be in flight; two batches have memory of their own.
+std::size_t IoMeasure::batch_of(std::uint64_t block_bytes, int depth) const {
+  return std::min(static_cast<std::size_t>(depth), memory_.capacity() / block_bytes / 2);
+}
+
+/// A batch waits in the queue while the one before it ends, so `depth` transfers stay in flight and none shares memory
+/// with another one.
+void IoMeasure::pass(IoQueue& queue, std::span<const IoRequest> requests, std::size_t batch) {
+  std::optional<Work> before;
+  while (!requests.empty()) {
+    const std::size_t count = std::min(batch, requests.size());
+    Work work = queue.submit(requests.first(count));
+    requests = requests.subspan(count);
+    if (before) before->wait();
+    before = std::move(work);
+  }
+  if (before) before->wait();
+}
+
 double IoMeasure::speed(IoQueue& queue, IoOp op, std::uint64_t block_bytes, int depth) const {
-  const std::vector<IoRequest> requests = pass(op, block_bytes, depth);
-  const double bytes = static_cast<double>(requests.size()) * static_cast<double>(block_bytes);
+  const std::size_t batch = batch_of(block_bytes, depth);
+  const std::vector<IoRequest> all = requests(op, block_bytes, batch);
+  const double bytes = static_cast<double>(all.size()) * static_cast<double>(block_bytes);
   std::vector<double> speeds;
   double spent = 0;
   while (spent < options_.seconds) {
     const auto begin = SteadyClock::now();
-    queue.submit(requests).wait();
+    pass(queue, all, batch);
     const double seconds = std::chrono::duration<double>(SteadyClock::now() - begin).count();
     speeds.push_back(bytes / seconds);
     spent += seconds;

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -36,7 +37,9 @@ class IoMeasure {
   [[nodiscard]] FileAccess access() const;
 
  private:
-  [[nodiscard]] std::vector<IoRequest> pass(IoOp op, std::uint64_t block_bytes, int depth) const;
+  [[nodiscard]] std::vector<IoRequest> requests(IoOp op, std::uint64_t block_bytes, std::size_t batch) const;
+  [[nodiscard]] std::size_t batch_of(std::uint64_t block_bytes, int depth) const;
+  static void pass(IoQueue& queue, std::span<const IoRequest> requests, std::size_t batch);
   [[nodiscard]] double speed(IoQueue& queue, IoOp op, std::uint64_t block_bytes, int depth) const;
 
   IoMeasureOptions options_;

@@ -127,10 +127,10 @@ TEST(SlowLinkBackend, CarriesAStartedMessageWhileItsRankDoesSomethingElse) {
             comm.start_send(std::span<const std::uint8_t>(data), 1)->wait();
             continue;
           }
+          const auto begin = SteadyClock::now();
           const auto pending = comm.start_recv(std::span(data), 0);
           const std::uint64_t all = computes ? 120'000 : 60'000;
           bool done = false;
-          const auto begin = SteadyClock::now();
           while (table->far_bytes() < all) done = pending->done();
           if (computes) {
             std::this_thread::sleep_for(Milliseconds{70});
