@@ -116,7 +116,7 @@ void Engine::build_groups() {
   settings_.plan = groups_.front()->spec().plan;
 }
 
-StateFiles Engine::open_files() const {
+StateFiles Engine::open_files() {
   const bool any = std::ranges::any_of(
       groups_, [](const auto& group) { return group->spec().plan.residency.optimizer == Residency::kFiles; });
   if (!any) return {};
@@ -128,7 +128,14 @@ StateFiles Engine::open_files() const {
   return {.folders = storage.folders,
           .stripe_bytes = storage.stripe_bytes,
           .access = storage.access,
-          .queue = open_io_queue(storage.folders.front(), {.engine = storage.engine, .depth = storage.queue_depth})};
+          .queue = open_io_queue(
+              storage.folders.front(),
+              {.engine = storage.engine, .depth = storage.queue_depth, .watch = [this] { look_after_others(); }})};
+}
+
+void Engine::look_after_others() {
+  if (activity_) activity_->check();
+  communicator_.backend().check_peers({.what = "states on their way between memory and files"});
 }
 
 void Engine::allocate_groups() {

@@ -2,6 +2,7 @@
 // know where a state rested.
 #include "support/checkpoint_folder.h"
 #include "support/covering_array.h"
+#include "support/own_file_system.h"
 #include "support/toy_training.h"
 #include "toy_engine.h"
 
@@ -122,6 +123,59 @@ TEST(Residency, AFailedTransferEndsTheStepOnAllRanksWithTheStatesThatItWasOf) {
                             HasSubstr("elements [")))
         << site;
   }
+}
+
+// Nothing but the wait for the transfer can throw here: local_states() talks to no rank.
+TEST(Residency, ARankThatWaitsForADiskLooksAfterTheOthers) {
+  const FactorRow row{1, 1, 0, 0, 0, 0, 0, 0, 0, 0};
+  ToyTraining training = in_files(training_of(row), row);
+  std::string heard = "nothing";
+  training.after_step = [&heard](Engine& engine, ToyModel&, const StepResult& result) {
+    if (result.step < 2) return;
+    if (engine.rank() == 1) throw Error(ErrorCode::kUsage, "rank 1 has had enough");
+    arm_failpoints(parse_failpoints("io.threads.transfer:sleep=200"), 0);
+    heard = text_thrown_by([&engine] { (void)engine.local_states("exp_avg"); });
+    disarm_failpoints();
+    throw Error(ErrorCode::kUsage, "so has rank 0");
+  };
+  EXPECT_THAT(message_of(training), HasSubstr("rank 1 has had enough"));
+  EXPECT_THAT(heard, HasSubstr("rank 1 has had enough"));
+}
+
+/// Rank 0's states rest on a file system of `bytes`.
+ToyTraining on_disk_of_rank_0(const std::string& folder) {
+  const FactorRow row{1, 1, 0, 0, 0, 0, 0, 0, 1, 0};
+  ToyTraining training = in_files(training_of(row), row);
+  const auto before = training.tamper;
+  training.tamper = [before, folder](int rank, ToyStructure& structure, EngineSettings& settings) {
+    before(rank, structure, settings);
+    if (rank == 0) settings.storage.folders = {folder};
+  };
+  return training;
+}
+
+TEST(Residency, ADiskThatGoesAwayEndsTheJobWithFileOffsetAndStates) {
+  const std::string problem = on_own_file_system(FileSystemKind::kExt4, 16U << 20U, [](const std::string& folder) {
+    ToyTraining training = on_disk_of_rank_0(folder);
+    training.after_step = [&folder](Engine& engine, ToyModel&, const StepResult& result) {
+      if (result.step == 2 && engine.rank() == 0) {
+        EXPECT_TRUE(shut_down_ext4(folder));
+      }
+    };
+    EXPECT_THAT(message_of(training), AllOf(HasSubstr("[IO]"), HasSubstr("Input/output error"), HasSubstr(folder),
+                                            HasSubstr("states of unit"), HasSubstr("offset")));
+  });
+  if (!problem.empty()) GTEST_SKIP() << problem;
+}
+
+TEST(Residency, ADiskThatIsTooSmallIsAnErrorBeforeTheFirstStep) {
+  const std::string problem = on_own_file_system(FileSystemKind::kTmpfs, 64U << 10U, [](const std::string& folder) {
+    ToyTraining training = on_disk_of_rank_0(folder);
+    training.at_start = [](Engine&, ToyModel&) { ADD_FAILURE() << "there is an engine"; };
+    EXPECT_THAT(message_of(training), AllOf(HasSubstr("No space left on device"), HasSubstr(folder), HasSubstr("free"),
+                                            HasSubstr("expected: ")));
+  });
+  if (!problem.empty()) GTEST_SKIP() << problem;
 }
 
 TEST(Residency, FoldersThatCannotBeAreRefusedByName) {

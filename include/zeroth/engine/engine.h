@@ -391,7 +391,9 @@ class Engine {
     return activity_ ? activity_->waited() : std::chrono::nanoseconds{0};
   }
   void build_groups();
-  [[nodiscard]] StateFiles open_files() const;
+  [[nodiscard]] StateFiles open_files();
+  /// For waits that are not for ranks. Throws the verdict of the control plane, and if a rank has stopped or is lost.
+  void look_after_others();
   void allocate_groups();
   void sync_groups(OperationId what, std::string_view name);
   void forget_order();

@@ -1,13 +1,12 @@
 // Scratch files: size, access, what is left of them; and stripes over several.
 #include "support/error_of.h"
+#include "support/own_file_system.h"
 #include "unit/io/io_support.h"
 
 #include <zeroth/io/striped_file.h>
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
-#include <sched.h>
-#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -109,26 +108,8 @@ TEST(ScratchFile, ImpossibleSizesAndFoldersAreRefused) {
               ::testing::AllOf(HasSubstr("No such file"), HasSubstr("/none")));
 }
 
-/// Calls `body` with the folder of a file system of 1 MiB that no other thread sees. Returns why that is not possible.
-template <class Body>
-std::string on_a_small_file_system(const Body& body) {
-  if (::geteuid() != 0) return "not root: a file system of its own";
-  const TemporaryFolder folder;
-  std::string problem;
-  std::thread([&] {
-    const bool mounted = ::unshare(CLONE_NEWNS) == 0 && ::mount("", "/", nullptr, MS_PRIVATE | MS_REC, nullptr) == 0 &&
-                         ::mount("zeroth", folder.text().c_str(), "tmpfs", 0, "size=1m") == 0;
-    if (mounted) {
-      body(folder.text());
-    } else {
-      problem = "not permitted: mount: " + errno_text(errno);
-    }
-  }).join();
-  return problem;
-}
-
 TEST(ScratchFile, AFullFileSystemIsAnErrorWithWantedAndFreeBytes) {
-  const std::string problem = on_a_small_file_system([](const std::string& folder) {
+  const std::string problem = on_own_file_system(FileSystemKind::kTmpfs, 1U << 20U, [](const std::string& folder) {
     const auto first = ScratchFile::create(folder, 64 * kBlock);
     const std::string text =
         error_of(ErrorCode::kIo, [&] { (void)ScratchFile::create(folder, std::size_t{2} << 20U); });
@@ -141,7 +122,7 @@ TEST(ScratchFile, AFullFileSystemIsAnErrorWithWantedAndFreeBytes) {
 }
 
 TEST(ScratchFile, AFileSystemThatFillsUpLaterFailsTheWrite) {
-  const std::string problem = on_a_small_file_system([](const std::string& folder) {
+  const std::string problem = on_own_file_system(FileSystemKind::kTmpfs, 1U << 20U, [](const std::string& folder) {
     const Armed armed("io.reserve:errno=EOPNOTSUPP");
     const auto file = ScratchFile::create(folder, std::size_t{2} << 20U);
     const auto queue = open_io_queue(folder, {.engine = IoEngineKind::kThreads});
@@ -152,6 +133,30 @@ TEST(ScratchFile, AFileSystemThatFillsUpLaterFailsTheWrite) {
     EXPECT_THAT(text, HasSubstr("No space left on device"));
     EXPECT_THAT(text, HasSubstr("moments"));
     EXPECT_GT(queue->counters().bytes_written, 0U);  // what there was room for
+  });
+  if (!problem.empty()) GTEST_SKIP() << problem;
+}
+
+TEST(ScratchFile, ADiskThatGoesAwayFailsEveryTransferByName) {
+  const std::string problem = on_own_file_system(FileSystemKind::kExt4, 16U << 20U, [](const std::string& folder) {
+    std::vector<std::unique_ptr<IoQueue>> queues;
+    for (const IoEngineKind engine : {IoEngineKind::kAuto, IoEngineKind::kAio, IoEngineKind::kThreads}) {
+      std::string why;
+      if (auto queue = try_open(folder, {.engine = engine}, why)) queues.push_back(std::move(queue));
+    }
+    const auto file = ScratchFile::create(folder, 4 * kBlock);
+    const detail::AlignedMemory memory(kBlock);
+    const auto move = [&](IoQueue& queue, IoOp op) {
+      const IoRequest request{.op = op, .file = file, .offset = kBlock, .memory = memory.bytes(), .name = "moments"};
+      queue.submit({&request, 1}).wait();
+    };
+    for (const auto& queue : queues) move(*queue, IoOp::kWrite);
+    ASSERT_TRUE(shut_down_ext4(folder));
+    for (const auto& queue : queues) {
+      for (const IoOp op : {IoOp::kRead, IoOp::kWrite})
+        EXPECT_THAT(error_of(ErrorCode::kIo, [&] { move(*queue, op); }),
+                    ::testing::AllOf(HasSubstr("Input/output error"), HasSubstr(folder), HasSubstr("moments")));
+    }
   });
   if (!problem.empty()) GTEST_SKIP() << problem;
 }

@@ -7,11 +7,13 @@
 #include <zeroth/io/faults.h>
 
 #include <gmock/gmock.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <thread>
 
 namespace zeroth::test {
@@ -349,6 +351,34 @@ TEST(OpenIoQueue, ANamedEngineThatDoesNotWorkIsAnError) {
               HasSubstr("aio-max-nr"));
   EXPECT_THAT(error_of(ErrorCode::kIo, [&] { (void)open_io_queue(folder.text(), {.engine = IoEngineKind::kThreads}); }),
               HasSubstr("Input/output error"));
+}
+
+/// In a child: 0 if a queue of this engine moves a block, 1 if it is refused with a reason, else 2.
+int without_locked_memory(const std::string& folder, IoEngineKind engine) {
+  const rlimit none{0, 0};
+  if (::setrlimit(RLIMIT_MEMLOCK, &none) != 0 || (::geteuid() == 0 && ::setresuid(65534, 65534, 65534) != 0)) return 3;
+  try {
+    const auto queue = open_io_queue(folder, {.engine = engine});  // its probe moves blocks
+    return 0;
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    return error.code() == ErrorCode::kIo && text.find(name_of(engine)) != std::string::npos ? 1 : 2;
+  }
+}
+
+TEST(OpenIoQueue, WithoutLockedMemoryItWorksOrSaysWhy) {
+  const TemporaryFolder folder;
+  std::filesystem::permissions(folder.text(), std::filesystem::perms::all);
+  for (const IoEngineKind engine :
+       {IoEngineKind::kAuto, IoEngineKind::kIoUring, IoEngineKind::kAio, IoEngineKind::kThreads}) {
+    const pid_t child = ::fork();
+    if (child == 0) ::_exit(without_locked_memory(folder.text(), engine));
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFEXITED(status)) << status;
+    const bool may_be_refused = engine == IoEngineKind::kIoUring || engine == IoEngineKind::kAio;
+    EXPECT_LE(WEXITSTATUS(status), may_be_refused ? 1 : 0) << name_of(engine);
+  }
 }
 
 TEST(OpenIoQueue, OptionsOutOfRangeAreRefused) {
