@@ -74,6 +74,8 @@ class Options:
     clip: float | None
     offload_optimizer: str | None
     """folder of files in which optimizer states rest"""
+    offload_param: str | None
+    """folder of files in which parameters rest"""
     memory_limit: int | None
     """MiB"""
 
@@ -222,6 +224,7 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lr", type=_number, help="highest learning rate (default 0.001)")
     add("--clip", type=_number, help="clip gradients to this norm; 0: off (default 1)")
     add("--offload-optimizer", metavar="FOLDER", help="optimizer states and masters rest in files in this folder")
+    add("--offload-param", metavar="FOLDER", help="parameters rest in files in this folder, and come for each use")
     add("--memory-limit", type=_integer(1, MOST), metavar="MIB", help="of all ranks' plans together; more is an error")
 
 

@@ -18,7 +18,7 @@ TRAIN = "/train_batch_size"
 MICRO = "/train_micro_batch_size_per_gpu"
 ACCUMULATE = "/gradient_accumulation_steps"
 CLIP = "/gradient_clipping"
-OFFLOAD = "/zero_optimization/offload_optimizer"
+OFFLOAD = "/zero_optimization/offload_"
 LR = "/optimizer/params/lr"
 BF16 = "/bf16/enabled"
 FP16 = "/fp16/enabled"
@@ -116,9 +116,10 @@ def make_settings(options: Options, world_size: int) -> Settings:
     _merge_dtype(options.dtype, overrides)
     overrides.argument("--zero-stage", STAGE, options.zero_stage)
     overrides.argument("--clip", CLIP, options.clip)
-    if options.offload_optimizer is not None:
-        overrides.argument("--offload-optimizer", f"{OFFLOAD}/device", "nvme")
-        overrides.argument("--offload-optimizer", f"{OFFLOAD}/nvme_path", options.offload_optimizer)
+    for name, folder in (("optimizer", options.offload_optimizer), ("param", options.offload_param)):
+        if folder is not None:
+            overrides.argument(f"--offload-{name}", f"{OFFLOAD}{name}/device", "nvme")
+            overrides.argument(f"--offload-{name}", f"{OFFLOAD}{name}/nvme_path", folder)
     if options.memory_limit is not None:
         overrides.argument("--memory-limit", "/zeroth/memory_limit_bytes", options.memory_limit << 20)
     if options.zero_stage is None:

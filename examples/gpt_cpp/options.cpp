@@ -97,6 +97,8 @@ void add_engine_arguments(CLI::App& app, Options& options, std::string& mesh) {
       ->check(CLI::NonNegativeNumber);
   app.add_option("--offload-optimizer", options.offload_optimizer,
                  "optimizer states and masters rest in files in this folder");
+  app.add_option("--offload-param", options.offload_param,
+                 "parameters rest in files in this folder, and come for each use");
   app.add_option("--memory-limit", options.memory_limit_mib, "MiB of all ranks' plans together; more is an error")
       ->check(CLI::PositiveNumber);
 }

@@ -54,6 +54,7 @@ struct Options {
   std::optional<double> lr{};
   std::optional<double> clip{};
   std::optional<std::string> offload_optimizer{};  ///< folder of files in which optimizer states rest
+  std::optional<std::string> offload_param{};      ///< of files in which parameters rest
   std::optional<int> memory_limit_mib{};
   std::optional<std::string> dtype{};  ///< "fp32", "bf16", "fp16" or "fp64"
 };

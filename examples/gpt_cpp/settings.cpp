@@ -23,8 +23,7 @@ constexpr const char* kTrain = "/train_batch_size";
 constexpr const char* kMicro = "/train_micro_batch_size_per_gpu";
 constexpr const char* kAccumulate = "/gradient_accumulation_steps";
 constexpr const char* kClip = "/gradient_clipping";
-constexpr const char* kOffloadDevice = "/zero_optimization/offload_optimizer/device";
-constexpr const char* kOffloadPath = "/zero_optimization/offload_optimizer/nvme_path";
+constexpr const char* kOffload = "/zero_optimization/offload_";
 constexpr const char* kMemoryLimit = "/zeroth/memory_limit_bytes";
 constexpr const char* kLr = "/optimizer/params/lr";
 constexpr const char* kBf16 = "/bf16/enabled";
@@ -192,9 +191,12 @@ Settings make_settings(const Options& options, int world_size) {
     overrides.fallback(kStage, 3);
   }
   overrides.argument("--clip", kClip, options.clip);
-  if (options.offload_optimizer) {
-    overrides.argument("--offload-optimizer", kOffloadDevice, json("nvme"));
-    overrides.argument("--offload-optimizer", kOffloadPath, options.offload_optimizer);
+  for (const auto& [name, folder] :
+       {std::pair("optimizer", options.offload_optimizer), std::pair("param", options.offload_param)}) {
+    if (!folder) continue;
+    const std::string section = kOffload + std::string(name);
+    overrides.argument("--offload-" + std::string(name), (section + "/device").c_str(), json("nvme"));
+    overrides.argument("--offload-" + std::string(name), (section + "/nvme_path").c_str(), folder);
   }
   if (options.memory_limit_mib) {
     overrides.argument("--memory-limit", kMemoryLimit, json(std::int64_t{*options.memory_limit_mib} << 20U));

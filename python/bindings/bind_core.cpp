@@ -186,6 +186,8 @@ void bind_core(py::module_& module) {
       .def_readonly("live_gathered_peak", &MemoryReport::live_gathered_peak)
       .def_readonly("live_slots_peak", &MemoryReport::live_slots_peak)
       .def_readonly("overflow_slots", &MemoryReport::overflow_slots)
+      .def_readonly("order_deviations", &MemoryReport::order_deviations)
+      .def_readonly("demand_fetches", &MemoryReport::demand_fetches)
       .def_readonly("spills", &MemoryReport::spills)
       .def_readonly("resident", &MemoryReport::resident)
       .def_readonly("transport", &MemoryReport::transport)

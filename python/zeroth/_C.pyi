@@ -687,6 +687,14 @@ class MemoryReport:
     @property
     def overflow_slots(self) -> int: ...
     @property
+    def order_deviations(self) -> int:
+        """Units that were not used in the order of the step before."""
+
+    @property
+    def demand_fetches(self) -> int:
+        """Reads of parameters in files that the recorded order had not foreseen."""
+
+    @property
     def spills(self) -> int: ...
     @property
     def resident(self) -> int: ...
@@ -696,7 +704,7 @@ class MemoryReport:
     def pss(self) -> int: ...
     @property
     def planned_files(self) -> int:
-        """Bytes on disk of states that rest in files, see zero_optimization.offload_optimizer."""
+        """Bytes on disk of states that rest in files, see zero_optimization.offload_optimizer and offload_param."""
 
     @property
     def measured_files(self) -> int:

@@ -73,6 +73,7 @@ Engine::Engine(std::vector<ParamSpec> params, std::vector<UnitSpec> units, Engin
             .hint = "or train it with its states in memory of the host"});
   build_groups();
   require_same_structure(groups_, settings_, communicator_);
+  for (const auto& group : groups_) require_parameter_slots(group->layout(), group->spec().plan);
   int reported = static_cast<int>(settings_.groups.size());
   for (std::size_t param = 0; param < layout_.params.size(); ++param) {
     if (layout_.params[param].trainable) reported = std::min(reported, layout_.params[param].group);
@@ -117,19 +118,30 @@ void Engine::build_groups() {
 }
 
 StateFiles Engine::open_files() {
-  const bool any = std::ranges::any_of(
-      groups_, [](const auto& group) { return group->spec().plan.residency.optimizer == Residency::kFiles; });
-  if (!any) return {};
+  const auto any = [this](Residency ResidencyPlan::* state) {
+    return std::ranges::any_of(
+        groups_, [&](const auto& group) { return group->spec().plan.residency.*state == Residency::kFiles; });
+  };
   const StorageSettings& storage = settings_.storage;
-  ZR_CHECK(!storage.folders.empty(), ErrorCode::kConfig, "states that rest in files have no folder",
-           {.where = "engine",
-            .which = "/zero_optimization/offload_optimizer/nvme_path",
-            .expected = "a folder on a local disk, or several separated by ':'"});
+  const std::vector<std::string>& of_parameters =
+      storage.parameter_folders.empty() ? storage.folders : storage.parameter_folders;
+  const auto require_folder = [](const std::vector<std::string>& folders, const std::string& section) {
+    ZR_CHECK(!folders.empty(), ErrorCode::kConfig, "states that rest in files have no folder",
+             {.where = "engine",
+              .which = "/zero_optimization/" + section + "/nvme_path",
+              .expected = "a folder on a local disk, or several separated by ':'"});
+  };
+  const bool optimizer = any(&ResidencyPlan::optimizer);
+  const bool parameters = any(&ResidencyPlan::parameter);
+  if (!optimizer && !parameters) return {};
+  if (optimizer) require_folder(storage.folders, "offload_optimizer");
+  if (parameters) require_folder(of_parameters, "offload_param");
   return {.folders = storage.folders,
+          .parameter_folders = of_parameters,
           .stripe_bytes = storage.stripe_bytes,
           .access = storage.access,
           .queue = open_io_queue(
-              storage.folders.front(),
+              (optimizer ? storage.folders : of_parameters).front(),
               {.engine = storage.engine, .depth = storage.queue_depth, .watch = [this] { look_after_others(); }})};
 }
 
@@ -663,6 +675,8 @@ MemoryReport Engine::memory_report() const {
                       .live_gathered_peak = counters_.live_bytes_peak,
                       .live_slots_peak = counters_.live_slots_peak,
                       .overflow_slots = counters_.overflow_slots,
+                      .order_deviations = counters_.order_deviations,
+                      .demand_fetches = counters_.demand_fetches,
                       .transport = communicator_.backend().memory_bytes(),
                       .pss = pss_bytes(),
                       .checkpoint_copy = checkpoint_copy_.capacity()};
@@ -671,7 +685,10 @@ MemoryReport Engine::memory_report() const {
     report.planned.bytes[static_cast<std::size_t>(MemoryState::kOptimizer)] += group->memory().average_bytes();
     report.planned_files +=
         group->planned_files(optimizer_->states(), settings_.micro_steps, settings_.storage.stripe_bytes);
-    if (const StateStore* store = group->memory().state_store()) report.measured_files += store->measured_file_bytes();
+    for (const BlockSet set : kBlockSets) {
+      if (const StateStore* store = group->memory().state_store(set))
+        report.measured_files += store->measured_file_bytes();
+    }
     report.spills += group->gradients().spills();
     report.resident += group->resident_bytes();
     report.transport += group->transport_bytes();

@@ -65,8 +65,14 @@ void InitialValues::store(int flat, const std::byte* values) {
   const FlatLayout& layout = model_.flat(flat);
   const std::size_t element = size_of(layout.dtype);
   const Range rest = memory_.rest_range(flat, memory_.rank());
-  kernels_.copy(memory_.parameters(flat), values + static_cast<std::size_t>(rest.begin) * element,
-                static_cast<std::size_t>(rest.size()) * element, stream_);
+  const std::span<const std::byte> own(values + static_cast<std::size_t>(rest.begin) * element,
+                                       static_cast<std::size_t>(rest.size()) * element);
+  const StateBytes& parameters = memory_.parameters_at_rest(flat);
+  if (parameters.in_memory() == nullptr) {
+    parameters.write(own);
+  } else {
+    kernels_.copy(parameters.in_memory(), own.data(), own.size(), stream_);
+  }
   if (master_of(layout.dtype) != Master::kWhole || !layout.trainable) return;
   const Range updated = memory_.update_range(flat);
   std::vector<float> masters(static_cast<std::size_t>(updated.size()));

@@ -45,6 +45,11 @@ void put_master_of(Master form, HalfBits param, std::byte* kept, std::size_t i) 
   }
 }
 
+void get(const StateBytes& from, std::span<std::byte> values, Kernels& kernels, const Stream& stream) {
+  if (from.in_memory() == nullptr) return from.read(values);
+  kernels.copy(values.data(), from.in_memory(), values.size(), stream);
+}
+
 void put(const StateBytes& to, std::span<const std::byte> values, Kernels& kernels, const Stream& stream) {
   if (to.in_memory() == nullptr) return to.write(values);
   kernels.copy(to.in_memory(), values.data(), values.size(), stream);
@@ -133,8 +138,7 @@ void store_weights(const StatePiece& piece, std::int64_t begin, std::span<const 
   const bool masters = kind == WeightValues::kMaster;
   const std::size_t n = values.size() / size_of(masters ? DType::kFloat32 : DType::kBFloat16);
   const Range updated = intersect({begin, begin + static_cast<std::int64_t>(n)}, piece.master_range);
-  std::byte* const at_rest =  // parameters are in memory
-      piece.data.in_memory() + array_bytes(begin - piece.has.begin, DType::kBFloat16);
+  const StateBytes at_rest = piece.data.after(begin - piece.has.begin, DType::kBFloat16);
   const StateBytes at_masters = piece.master_data.after(updated.begin - piece.master_range.begin, kept);
   const std::size_t kept_bytes = array_bytes(updated.size(), kept);
   const std::size_t first = updated.size() > 0 ? array_bytes(updated.begin - begin, kept) : 0;  // of `own`
@@ -145,18 +149,15 @@ void store_weights(const StatePiece& piece, std::int64_t begin, std::span<const 
       put_master(piece.master, reinterpret_cast<const float*>(values.data())[i], params[i], own.data(), i);
   } else {
     std::vector<HalfBits> before(n);
-    kernels.copy(before.data(), at_rest, n * sizeof(HalfBits), stream);
-    const std::span<std::byte> masters_before = std::span(own).subspan(first, kept_bytes);
-    if (kept_bytes > 0 && at_masters.in_memory() == nullptr) at_masters.read(masters_before);
-    if (kept_bytes > 0 && at_masters.in_memory() != nullptr)
-      kernels.copy(masters_before.data(), at_masters.in_memory(), kept_bytes, stream);
+    get(at_rest, std::as_writable_bytes(std::span(before)), kernels, stream);
+    if (kept_bytes > 0) get(at_masters, std::span(own).subspan(first, kept_bytes), kernels, stream);
     kernels.settle(stream);
     std::memcpy(params.data(), values.data(), values.size());
     for (std::size_t i = 0; i < n; ++i) {
       if (params[i] != before[i]) put_master_of(piece.master, params[i], own.data(), i);
     }
   }
-  kernels.copy(at_rest, params.data(), n * sizeof(HalfBits), stream);
+  put(at_rest, std::as_bytes(std::span(params)), kernels, stream);
   if (kept_bytes > 0) put(at_masters, std::span(own).subspan(first, kept_bytes), kernels, stream);
   kernels.settle(stream);
 }

@@ -31,6 +31,7 @@ std::string to_text(const MemoryReport& report) {
           std::to_string(report.live_slots_peak) + ", overflow slots " + std::to_string(report.overflow_slots) +
           ", spills " + std::to_string(report.spills) + ", construction " + format_bytes(report.construction_peak) +
           ", transport " + format_bytes(report.transport) + ", PSS " + format_bytes(report.pss);
+  if (report.demand_fetches > 0) text += ", fetched on demand " + std::to_string(report.demand_fetches);
   if (report.checkpoint_copy > 0) text += ", copy for checkpoints " + format_bytes(report.checkpoint_copy);
   if (report.compute_copies > 0) text += ", copies for computing " + format_bytes(report.compute_copies);
   return text;

@@ -28,28 +28,37 @@ ShardingPlan plan_of(const ZeroConfig& zero, const std::vector<std::string>& axe
   return plan;
 }
 
+Residency residency_named(const std::string& device) {
+  if (device == "nvme") return Residency::kFiles;
+  return device == "cpu" ? Residency::kHost : Residency::kDevice;
+}
+
 ResidencyPlan residency_of(const OffloadConfig& offload) {
-  const bool files = offload.optimizer_device == "nvme";
-  const bool host = offload.optimizer_device == "cpu";
-  return {.optimizer = files  ? Residency::kFiles
-                       : host ? Residency::kHost
-                              : Residency::kDevice,
+  return {.optimizer = residency_named(offload.optimizer_device),
+          .parameter = residency_named(offload.parameter_device),
           .optimizer_ratio = offload.ratio,
           .block_elements = offload.block_elements,
-          .slots = offload.buffer_count};
+          .slots = offload.buffer_count,
+          .parameter_elements = offload.max_in_cpu};
+}
+
+std::vector<std::string> folders_of(const std::string& path) {
+  std::vector<std::string> folders;
+  for (std::size_t begin = 0; begin <= path.size();) {
+    const std::size_t end = std::min(path.find(':', begin), path.size());
+    if (end > begin) folders.push_back(path.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return folders;
 }
 
 StorageSettings storage_of(const OffloadConfig& offload) {
-  StorageSettings storage{.engine = io_engine_of(offload.io).value_or(IoEngineKind::kAuto),
-                          .access = offload.direct ? FileAccess::kDirect : FileAccess::kBuffered,
-                          .queue_depth = offload.queue_depth,
-                          .stripe_bytes = static_cast<std::size_t>(offload.stripe_bytes)};
-  for (std::size_t begin = 0; begin <= offload.nvme_path.size();) {
-    const std::size_t end = std::min(offload.nvme_path.find(':', begin), offload.nvme_path.size());
-    if (end > begin) storage.folders.push_back(offload.nvme_path.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return storage;
+  return {.folders = folders_of(offload.nvme_path),
+          .parameter_folders = folders_of(offload.parameter_nvme_path),
+          .engine = io_engine_of(offload.io).value_or(IoEngineKind::kAuto),
+          .access = offload.direct ? FileAccess::kDirect : FileAccess::kBuffered,
+          .queue_depth = offload.queue_depth,
+          .stripe_bytes = static_cast<std::size_t>(offload.stripe_bytes)};
 }
 
 }  // namespace
@@ -96,7 +105,9 @@ int micro_steps_of(const Config& config, int world) {
 }
 
 bool keeps_parameters(const Config& config) {
-  return config.mesh.pp > 1 && plan_of(config.zero, {"dp"}).gathers_parameters() &&
+  ShardingPlan plan = plan_of(config.zero, {"dp"});
+  plan.residency = residency_of(config.offload);
+  return config.mesh.pp > 1 && plan.gathers_parameters() &&
          (config.pipeline.unshard == "step" || config.zero.reshard == Reshard::kNone);
 }
 

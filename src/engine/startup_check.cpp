@@ -24,6 +24,8 @@ std::string describe(const ShardingPlan& plan) {
        << name_of(plan.policy) << " reshard " << name_of(plan.reshard) << " ring_slots " << plan.ring_slots
        << (plan.narrow_buckets ? "" : " wide buckets") << " parameter_degree " << plan.parameter_degree
        << " optimizer_degree " << plan.optimizer_degree;
+  // How parameters come is the same on all ranks; where the optimizer's states rest is each rank's own affair.
+  if (plan.residency.parameter == Residency::kFiles) text << " parameters in files";
   if (plan.gradient_degree != 0) text << " gradient_degree " << plan.gradient_degree;
   return text.str();
 }
@@ -204,6 +206,15 @@ void require_plan_fits(const ShardGroups& groups, const EngineSettings& settings
            plan.residency.optimizer = Residency::kFiles;
            return plan;
          }});
+  }
+  if (settings.plan.residency.parameter != Residency::kFiles) {
+    choices.push_back({settings.plan.name + " with optimizer states and parameters in files (offload_param)",
+                       [](const ShardingPlan& asked) {
+                         ShardingPlan plan = asked;
+                         plan.residency.optimizer = Residency::kFiles;
+                         plan.residency.parameter = Residency::kFiles;
+                         return plan;
+                       }});
   }
   // First the limit, then what this rank needs under each choice.
   std::vector<std::int64_t> own{static_cast<std::int64_t>(

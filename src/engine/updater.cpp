@@ -85,15 +85,13 @@ void Updater::update_piece(const Piece& piece, double factor, const GroupHyper& 
   const FlatLayout& layout = layout_.flat(piece.flat);
   const DType accumulation = layout.accumulation();
   const Range& updated = piece.range;
-  const std::int64_t in_parameters = updated.begin - memory_.rest_range(piece.flat, memory_.rank()).begin;
-  std::byte* resting = memory_.parameters(piece.flat) + array_bytes(in_parameters, layout.dtype);
   const StateView view = memory_.view(piece.flat, updated.begin, Access::kUpdate);
   const auto update = [&](std::int64_t begin, std::int64_t end) {
     std::vector<std::byte*> states(num_states_);
     for (std::size_t state = 0; state < num_states_; ++state) {
       states[state] = view.state(static_cast<int>(state), updated.begin + begin);
     }
-    optimizer_.step({.param = resting + array_bytes(begin, layout.dtype),
+    optimizer_.step({.param = view.parameter(updated.begin + begin),
                      .low = view.master_low(updated.begin + begin),
                      .master = view.master(updated.begin + begin),
                      .states = states,
@@ -127,7 +125,7 @@ std::vector<Range> Updater::blocks_of(int flat, const Range& range) const {
 }
 
 void Updater::prefetch() {
-  int blocks = memory_.state_store() == nullptr ? 0 : memory_.views_ahead() + 1;
+  int blocks = memory_.views_ahead() == 0 ? 0 : memory_.views_ahead() + 1;
   for (int flat = 0; flat < static_cast<int>(layout_.flats.size()) && blocks > 0; ++flat) {
     if (!layout_.flat(flat).trainable) continue;
     const Range range = memory_.update_range(flat);

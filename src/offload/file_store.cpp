@@ -97,7 +97,10 @@ class FileStore final : public StateStore {
 
   bool prefetch(int block) override {
     BlockRecord& record = records_[checked(block)];
-    if (record.slot >= 0) return true;
+    if (record.slot >= 0) {
+      slots_[index(record.slot)].used = ++clock_;  // it does not leave for what is asked for next
+      return true;
+    }
     const int slot = find_slot();
     if (slot < 0) return false;
     bring(slot, block);

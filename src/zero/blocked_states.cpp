@@ -13,12 +13,26 @@ std::size_t row_bytes(std::int64_t entries, DType dtype) {
   return align_up(array_bytes(entries, dtype), kSegmentAlignBytes);
 }
 
-FileStoreOptions file_store_options(const ResidencyPlan& residency, const StateFiles& files, int rank) {
-  return {.folders = files.folders,
+FileStoreOptions file_store_options(BlockSet set, int slots, const StateFiles& files, int rank) {
+  const bool own = set == BlockSet::kParameters && !files.parameter_folders.empty();
+  return {.folders = own ? files.parameter_folders : files.folders,
           .stripe_bytes = files.stripe_bytes,
           .first_folder = static_cast<std::size_t>(rank),
           .access = files.access,
-          .slots = residency.slots};
+          .slots = slots};
+}
+
+/// Of the parameters that have elements of the range: the first few, and how many more.
+std::string params_in(const ModelLayout& model, int flat, const Range& range) {
+  constexpr int kMost = 3;
+  std::string names;
+  int count = 0;
+  for (const Segment& segment : model.flat(flat).segments) {
+    if (intersect(segment.range(), range).size() == 0) continue;
+    if (++count <= kMost)
+      names += (count == 1 ? "" : ", ") + model.params[static_cast<std::size_t>(segment.param)].name;
+  }
+  return names + (count > kMost ? " and " + std::to_string(count - kMost) + " more" : "");
 }
 
 }  // namespace
@@ -31,14 +45,17 @@ std::byte* BlockLease::at(int row, std::int64_t element) const {
          array_bytes(element - range_.begin, rows_[static_cast<std::size_t>(row)].dtype);
 }
 
-BlockedStates::BlockedStates(const ModelLayout& model, std::span<const StateRow> rows, const ResidencyPlan& residency,
-                             const StateFiles& files, int rank, Device& device, Kernels& kernels)
+BlockedStates::BlockedStates(const ModelLayout& model, std::span<const StateRow> rows, BlockSet set,
+                             const ResidencyPlan& residency, const StateFiles& files, int rank, Device& device,
+                             Kernels& kernels)
     : kernels_(kernels),
       block_elements_(residency.block_elements),
+      slots_(block_slots(model, residency, rows, set)),
       flats_(model.flats.size()),
-      blocks_(state_blocks(rows, residency)) {
+      blocks_(state_blocks(rows, residency, set)) {
   for (const StateRow& row : rows) {
-    if (row.residency == Residency::kFiles) flats_[static_cast<std::size_t>(row.flat)].rows.push_back(row);
+    if (row.residency == Residency::kFiles && block_set_of(row.kind) == set)
+      flats_[static_cast<std::size_t>(row.flat)].rows.push_back(row);
   }
   StateBlocks in_memory;
   StateBlocks in_files;
@@ -53,18 +70,16 @@ BlockedStates::BlockedStates(const ModelLayout& model, std::span<const StateRow>
     (block.in_files ? in_files : in_memory).bytes.push_back(block.bytes);
     (block.in_files ? of_files : of_memory).push_back(number);
   }
-  const auto describe = [this, &model](StateBlocks& blocks, std::vector<int> numbers) {
-    blocks.name = [this, &model, numbers](int block) {
-      const StateBlock& one = blocks_[static_cast<std::size_t>(numbers[static_cast<std::size_t>(block)])];
-      return "states of unit " + model.units[static_cast<std::size_t>(model.flat(one.flat).unit)].name +
-             ", elements [" + std::to_string(one.range.begin) + ", " + std::to_string(one.range.end) + ")";
+  const auto describe = [this, set, &model](StateBlocks& blocks, std::vector<int> numbers) {
+    blocks.name = [this, set, &model, numbers](int block) {
+      return name_of(model, set, blocks_[static_cast<std::size_t>(numbers[static_cast<std::size_t>(block)])]);
     };
     blocks.initial = [this, numbers](int block, std::span<std::byte> bytes) {
       fill(blocks_[static_cast<std::size_t>(numbers[static_cast<std::size_t>(block)])], bytes);
     };
   };
   const std::size_t resting = memory_store_memory(in_memory.bytes);
-  const FileStoreOptions options = file_store_options(residency, files, rank);
+  const FileStoreOptions options = file_store_options(set, slots_, files, rank);
   const std::size_t slots = in_files.bytes.empty() ? 0 : file_store_memory(in_files.bytes, options);
   memory_ = device.make_arena(ArenaKind::kPrivate, resting + slots, "blocks");
   holds_.push_back(device.ledger().hold({-1, MemoryState::kOptimizer}, resting));
@@ -81,6 +96,13 @@ BlockedStates::BlockedStates(const ModelLayout& model, std::span<const StateRow>
   ZR_CHECK(files.queue != nullptr, ErrorCode::kInternal, "states in files have no queue", {.where = "zero.blocks"});
   std::unique_ptr<StateStore> filed = make_file_store(std::move(in_files), options, files.queue, for_slots);
   store_ = of_memory.empty() ? std::move(filed) : make_split_store(std::move(rest), std::move(filed), tiers);
+}
+
+std::string BlockedStates::name_of(const ModelLayout& model, BlockSet set, const StateBlock& block) const {
+  return std::string(set == BlockSet::kParameters ? "parameters" : "states") + " of unit " +
+         model.units[static_cast<std::size_t>(model.flat(block.flat).unit)].name + " (" +
+         params_in(model, block.flat, block.range) + "), elements [" + std::to_string(block.range.begin) + ", " +
+         std::to_string(block.range.end) + ")";
 }
 
 void BlockedStates::fill(const StateBlock& block, std::span<std::byte> bytes) const {
@@ -110,8 +132,14 @@ Range BlockedStates::block_of(int flat, std::int64_t element) const {
   return blocks_[static_cast<std::size_t>(number_of(flat, element))].range;
 }
 
-void BlockedStates::prefetch(int flat, std::int64_t element) {
-  store_->prefetch(number_of(flat, element));
+int BlockedStates::num_blocks(int flat) const {
+  const std::vector<StateRow>& rows = flats_[static_cast<std::size_t>(flat)].rows;
+  const std::int64_t elements = rows.empty() ? 0 : rows.front().range.size();
+  return static_cast<int>((elements + block_elements_ - 1) / block_elements_);
+}
+
+bool BlockedStates::prefetch(int flat, std::int64_t element) {
+  return store_->prefetch(number_of(flat, element));
 }
 
 BlockLease BlockedStates::lease(int flat, std::int64_t element, Access access) {
@@ -133,16 +161,18 @@ StateBytes StateBytes::after(std::int64_t entries, DType dtype) const {
 
 namespace {
 
-/// Calls body(address, bytes, position) for the parts of an array that begins at `element`, block by block.
+/// Calls body(address, bytes, position) for the parts of an array that begins at `element`, block by block. What is
+/// written whole is not read first.
 template <class Body>
 void for_parts(BlockedStates& blocks, int flat, int row, std::int64_t element, std::size_t bytes, Access access,
                const Body& body) {
+  const std::size_t size = size_of(blocks.dtype_of(flat, row));
   for (std::size_t done = 0; done < bytes;) {
     const Range block = blocks.block_of(flat, element);
-    const BlockLease lease = blocks.lease(flat, element, access);
-    const std::byte* const begin = lease.at(row, block.begin);
-    const auto size = static_cast<std::size_t>(lease.at(row, block.begin + 1) - begin);
     const std::size_t n = std::min(bytes - done, static_cast<std::size_t>(block.end - element) * size);
+    const bool whole = element == block.begin && n == static_cast<std::size_t>(block.size()) * size;
+    const bool overwrites = access == Access::kUpdate && whole && blocks.num_rows(flat) == 1;
+    const BlockLease lease = blocks.lease(flat, element, overwrites ? Access::kOverwrite : access);
     body(lease.at(row, element), n, done);
     done += n;
     element += static_cast<std::int64_t>(n / size);
@@ -152,6 +182,7 @@ void for_parts(BlockedStates& blocks, int flat, int row, std::int64_t element, s
 }  // namespace
 
 void StateBytes::read(std::span<std::byte> out) const {
+  if (out.empty()) return;
   if (data_ != nullptr) {
     std::memcpy(out.data(), data_, out.size());
     return;
@@ -161,6 +192,7 @@ void StateBytes::read(std::span<std::byte> out) const {
 }
 
 void StateBytes::write(std::span<const std::byte> in) const {
+  if (in.empty()) return;
   if (data_ != nullptr) {
     std::memcpy(data_, in.data(), in.size());
     return;

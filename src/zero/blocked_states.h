@@ -1,10 +1,11 @@
-// BlockedStates: the rows of a state table that rest in blocks of a StateStore.
+// BlockedStates: the rows of a state table that rest in blocks of a StateStore, one set of them.
 //
-//   flat 0, elements [0, 262144)       block 0   | master | exp_avg | exp_avg_sq |
-//   flat 0, elements [262144, 400000)  block 1   | master | exp_avg | exp_avg_sq |
-//   flat 1, ...                        block 2
+//   flat 0, elements [0, 262144)       block 0   | master | exp_avg | exp_avg_sq |       block 0   | parameter |
+//   flat 0, elements [262144, 400000)  block 1   | master | exp_avg | exp_avg_sq |       block 1   | parameter |
+//   flat 1, ...                        block 2                                           block 2
 //
-// What an update needs of the same elements lies together: one transfer brings it.
+// What is used together lies together, and one transfer brings it: what an update needs of the same elements, and
+// apart from it what a gather reads.
 #pragma once
 
 #include "zero/state_bytes.h"
@@ -27,7 +28,8 @@ namespace zeroth {
 
 /// Where files of states lie, and what moves their bytes.
 struct StateFiles {
-  std::vector<std::string> folders{};  ///< one a disk
+  std::vector<std::string> folders{};            ///< one a disk
+  std::vector<std::string> parameter_folders{};  ///< likewise; empty: the same
   std::size_t stripe_bytes = std::size_t{1} << 20U;
   FileAccess access = FileAccess::kDirect;
   std::shared_ptr<IoQueue> queue{};
@@ -49,9 +51,9 @@ class [[nodiscard]] BlockLease {
 
 class BlockedStates {
  public:
-  /// Takes the rows with Residency::kFiles. `rank`: of the job, for the order of folders. Borrows `model` and
-  /// `kernels`. Throws kIo, kOutOfMemory, kUsage.
-  BlockedStates(const ModelLayout& model, std::span<const StateRow> rows, const ResidencyPlan& residency,
+  /// Takes the rows of the set with Residency::kFiles. `rank`: of the job, for the order of folders. Borrows `model`
+  /// and `kernels`. Throws kIo, kOutOfMemory, kUsage.
+  BlockedStates(const ModelLayout& model, std::span<const StateRow> rows, BlockSet set, const ResidencyPlan& residency,
                 const StateFiles& files, int rank, Device& device, Kernels& kernels);
 
   /// True if the flat has rows in blocks.
@@ -60,8 +62,18 @@ class BlockedStates {
   [[nodiscard]] int row_of(int flat, StateKind kind, int which) const;
   /// The elements of the block that has `element`.
   [[nodiscard]] Range block_of(int flat, std::int64_t element) const;
-  /// Starts to bring that block, if there is a slot. Never blocks.
-  void prefetch(int flat, std::int64_t element);
+  /// How many blocks the flat has, and how many rows are in each.
+  [[nodiscard]] int num_blocks(int flat) const;
+  [[nodiscard]] int num_rows(int flat) const {
+    return static_cast<int>(flats_[static_cast<std::size_t>(flat)].rows.size());
+  }
+  [[nodiscard]] DType dtype_of(int flat, int row) const {
+    return flats_[static_cast<std::size_t>(flat)].rows[static_cast<std::size_t>(row)].dtype;
+  }
+  /// Blocks in memory at once, of those in files.
+  [[nodiscard]] int slots() const { return slots_; }
+  /// Starts to bring that block, if there is a slot. Never blocks. True: it is in memory or on its way.
+  bool prefetch(int flat, std::int64_t element);
   [[nodiscard]] BlockLease lease(int flat, std::int64_t element, Access access);
 
   [[nodiscard]] const StateStore& store() const { return *store_; }
@@ -72,10 +84,12 @@ class BlockedStates {
     std::vector<StateRow> rows{};  ///< in blocks, all of one range of elements
   };
   [[nodiscard]] int number_of(int flat, std::int64_t element) const;
+  [[nodiscard]] std::string name_of(const ModelLayout& model, BlockSet set, const StateBlock& block) const;
   void fill(const StateBlock& block, std::span<std::byte> bytes) const;
 
   Kernels& kernels_;
   std::int64_t block_elements_;
+  int slots_;
   std::vector<OfFlat> flats_;
   std::vector<StateBlock> blocks_;
   Arena memory_;

@@ -75,9 +75,9 @@ struct SplitBlocks {
   std::vector<std::size_t> in_files{};
 };
 
-SplitBlocks split_blocks(std::span<const StateRow> rows, const ResidencyPlan& residency) {
+SplitBlocks split_blocks(std::span<const StateRow> rows, const ResidencyPlan& residency, BlockSet set) {
   SplitBlocks split;
-  for (const StateBlock& block : state_blocks(rows, residency))
+  for (const StateBlock& block : state_blocks(rows, residency, set))
     (block.in_files ? split.in_files : split.in_memory).push_back(block.bytes);
   return split;
 }
@@ -200,10 +200,13 @@ MemorySnapshot plan_memory(const ModelLayout& model, const ShardingPlan& plan, i
   for (const StateRow& row : rows) {
     if (row.residency != Residency::kFiles) add(row.memory(), row.bytes());
   }
-  const SplitBlocks blocks = split_blocks(rows, plan.residency);
-  add(MemoryState::kOptimizer, memory_store_memory(blocks.in_memory));
-  if (!blocks.in_files.empty())
-    add(MemoryState::kStaging, file_store_memory(blocks.in_files, {.slots = plan.residency.slots}));
+  for (const BlockSet set : kBlockSets) {
+    const SplitBlocks blocks = split_blocks(rows, plan.residency, set);
+    add(MemoryState::kOptimizer, memory_store_memory(blocks.in_memory));
+    if (blocks.in_files.empty()) continue;
+    const int slots = block_slots(model, plan.residency, rows, set);
+    add(MemoryState::kStaging, file_store_memory(blocks.in_files, {.slots = slots}));
+  }
   add(MemoryState::kBucket, bucket_slots(model, plan, micro_steps).total_bytes());
   add(MemoryState::kGathered, gathered_slots(model, plan).total_bytes());
   add(MemoryState::kControl, control_bytes(model));
@@ -212,8 +215,13 @@ MemorySnapshot plan_memory(const ModelLayout& model, const ShardingPlan& plan, i
 
 std::uint64_t plan_file_bytes(const ModelLayout& model, const ShardingPlan& plan, int rank,
                               std::span<const StateDeclaration> states, int micro_steps, std::size_t stripe_bytes) {
-  const SplitBlocks blocks = split_blocks(state_table(model, plan, rank, states, micro_steps), plan.residency);
-  return blocks.in_files.empty() ? 0 : file_store_bytes(blocks.in_files, {.stripe_bytes = stripe_bytes});
+  const std::vector<StateRow> rows = state_table(model, plan, rank, states, micro_steps);
+  std::uint64_t bytes = 0;
+  for (const BlockSet set : kBlockSets) {
+    const SplitBlocks blocks = split_blocks(rows, plan.residency, set);
+    if (!blocks.in_files.empty()) bytes += file_store_bytes(blocks.in_files, {.stripe_bytes = stripe_bytes});
+  }
+  return bytes;
 }
 
 MemorySnapshot plan_memory(const ModelLayout& model, const ShardingPlan& plan, int rank, int optimizer_states,

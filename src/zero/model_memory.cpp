@@ -114,21 +114,26 @@ void ModelMemory::place_states(Kernels& kernels, std::span<const StateDeclaratio
   std::vector<StateRow> rows = state_table(model_, plan_, rank_, states, micro_steps);
   std::size_t bytes = gathered_table_.total_bytes();
   for (const StateRow& row : rows) bytes += row.shared || row.residency == Residency::kFiles ? 0 : row.bytes();
-  const auto rests = [&rows](Residency residency) {
-    return std::ranges::any_of(rows, [residency](const StateRow& row) { return row.residency == residency; });
-  };
-  ZR_CHECK(kernels.on_host() || !(rests(Residency::kHost) || rests(Residency::kFiles)), ErrorCode::kConfig,
-           "states that rest outside of the device are updated by the host",
-           {.where = "zero.memory",
-            .which = "/zero_optimization/offload_optimizer/device",
-            .expected = "none, beside a device that keeps its states",
-            .got = rests(Residency::kFiles) ? "nvme" : "cpu",
-            .hint = "let the host keep the states (ranks of a CPU), or leave out offload_optimizer"});
-  if (rests(Residency::kFiles)) {
-    blocked_ = std::make_unique<BlockedStates>(model_, rows, plan_.residency, files, rank_, device, kernels);
+  for (const BlockSet set : kBlockSets) {
+    const auto rests = [&rows, set](Residency residency) {
+      return std::ranges::any_of(
+          rows, [&](const StateRow& row) { return row.residency == residency && block_set_of(row.kind) == set; });
+    };
+    const std::string section = set == BlockSet::kUpdates ? "offload_optimizer" : "offload_param";
+    ZR_CHECK(kernels.on_host() || !(rests(Residency::kHost) || rests(Residency::kFiles)), ErrorCode::kConfig,
+             "states that rest outside of the device are updated by the host",
+             {.where = "zero.memory",
+              .which = "/zero_optimization/" + section + "/device",
+              .expected = "none, beside a device that keeps its states",
+              .got = rests(Residency::kFiles) ? "nvme" : "cpu",
+              .hint = "let the host keep the states (ranks of a CPU), or leave out " + section});
+    if (rests(Residency::kFiles)) {
+      (set == BlockSet::kUpdates ? blocked_ : filed_parameters_) =
+          std::make_unique<BlockedStates>(model_, rows, set, plan_.residency, files, rank_, device, kernels);
+    }
   }
   private_ = kernels.make_arena(bytes, "private");
-  parameters_.assign(model_.flats.size(), nullptr);
+  parameters_.assign(model_.flats.size(), StateBytes());
   reduced_.assign(model_.flats.size(), nullptr);
   masters_.assign(model_.flats.size(), -1);
   first_state_.assign(model_.flats.size(), 0);
@@ -137,7 +142,9 @@ void ModelMemory::place_states(Kernels& kernels, std::span<const StateDeclaratio
     if (row.kind == StateKind::kMaster) masters_[flat] = static_cast<int>(states_.size());
     if (row.kind == StateKind::kOptimizer && row.which == 0) first_state_[flat] = states_.size();
     if (row.residency == Residency::kFiles) {
-      const StateBytes first(*blocked_, row.flat, blocked_->row_of(row.flat, row.kind, row.which), row.range.begin);
+      BlockedStates& blocks = block_set_of(row.kind) == BlockSet::kUpdates ? *blocked_ : *filed_parameters_;
+      const StateBytes first(blocks, row.flat, blocks.row_of(row.flat, row.kind, row.which), row.range.begin);
+      if (row.kind == StateKind::kParameter) parameters_[flat] = first;
       states_.push_back({std::move(row), first});
       continue;
     }
@@ -148,7 +155,7 @@ void ModelMemory::place_states(Kernels& kernels, std::span<const StateDeclaratio
       data = private_.reserve(row.bytes(), kSegmentAlignBytes).data();
     }
     holds_.push_back(ledger_.hold({row.unit, row.memory()}, row.bytes()));
-    if (row.kind == StateKind::kParameter) parameters_[flat] = data;
+    if (row.kind == StateKind::kParameter) parameters_[flat] = StateBytes(data);
     if (row.kind == StateKind::kSums) reduced_[flat] = data;
     if (row.initial != 0) kernels.fill(data, row.entries, row.dtype, row.initial);
     states_.push_back({std::move(row), StateBytes(data)});
@@ -219,7 +226,21 @@ const std::byte* ModelMemory::peer_parameters(int flat, int rank, std::int64_t e
 }
 
 Range ModelMemory::together(int flat, std::int64_t element) const {
-  return blocked_ && blocked_->has(flat) ? blocked_->block_of(flat, element) : update_range(flat);
+  Range range = update_range(flat);
+  for (const auto* blocks : {blocked_.get(), filed_parameters_.get()}) {
+    if (blocks != nullptr && blocks->has(flat)) range = intersect(range, blocks->block_of(flat, element));
+  }
+  return range;
+}
+
+int ModelMemory::views_ahead() const {
+  int ahead = 0;
+  for (const auto* blocks : {blocked_.get(), filed_parameters_.get()}) {
+    if (blocks == nullptr) continue;
+    const int most = std::max(1, blocks->slots() - 2);
+    ahead = ahead == 0 ? most : std::min(ahead, most);
+  }
+  return ahead;
 }
 
 StateView ModelMemory::view(int flat, std::int64_t element, Access access) {
@@ -227,11 +248,14 @@ StateView ModelMemory::view(int flat, std::int64_t element, Access access) {
   view.memory_ = this;
   view.flat_ = flat;
   if (blocked_ && blocked_->has(flat)) view.lease_ = blocked_->lease(flat, element, access);
+  if (filed_parameters_) view.parameters_ = filed_parameters_->lease(flat, element, access);
   return view;
 }
 
 void ModelMemory::prefetch_states(int flat, std::int64_t element) {
-  if (blocked_ && blocked_->has(flat)) blocked_->prefetch(flat, element);
+  for (auto* blocks : {blocked_.get(), filed_parameters_.get()}) {
+    if (blocks != nullptr && blocks->has(flat)) blocks->prefetch(flat, element);
+  }
 }
 
 StateBytes ModelMemory::masters(int flat) const {
@@ -261,6 +285,12 @@ std::int16_t* StateView::master_low(std::int64_t element) const {
 
 float* StateView::master(std::int64_t element) const {
   return reinterpret_cast<float*>(master_at(Master::kWhole, element));
+}
+
+std::byte* StateView::parameter(std::int64_t element) const {
+  if (memory_->filed_parameters_) return parameters_.at(0, element);
+  return memory_->parameters(flat_) +
+         distance(memory_->rest_range(flat_, memory_->rank_).begin, element, memory_->model_.flat(flat_).dtype);
 }
 
 std::byte* ModelMemory::sums_at(int flat, std::int64_t element) {

@@ -50,6 +50,8 @@ class [[nodiscard]] StateView {
   [[nodiscard]] std::int16_t* master_low(std::int64_t element) const;
   /// of the fp32 masters of a float16 flat, else null.
   [[nodiscard]] float* master(std::int64_t element) const;
+  /// of the parameters at rest.
+  [[nodiscard]] std::byte* parameter(std::int64_t element) const;
 
  private:
   friend class ModelMemory;
@@ -57,6 +59,7 @@ class [[nodiscard]] StateView {
   const ModelMemory* memory_ = nullptr;
   int flat_ = 0;
   BlockLease lease_;
+  BlockLease parameters_;
 };
 
 /// Owns the arenas. Addresses never change. The ledger counts a slot from its first use on, and never releases it.
@@ -71,8 +74,12 @@ class ModelMemory {
   ModelMemory& operator=(const ModelMemory&) = delete;
   ~ModelMemory();
 
-  /// This rank's parameters at rest: the elements of rest_range(), in the flat's dtype.
-  [[nodiscard]] std::byte* parameters(int flat) const { return parameters_[index(flat)]; }
+  /// This rank's parameters at rest: the elements of rest_range(), in the flat's dtype. Null if they are in files.
+  [[nodiscard]] std::byte* parameters(int flat) const { return parameters_[index(flat)].in_memory(); }
+  /// The same wherever they rest.
+  [[nodiscard]] const StateBytes& parameters_at_rest(int flat) const { return parameters_[index(flat)]; }
+  /// The blocks of parameters in files; null if they are in memory.
+  [[nodiscard]] BlockedStates* filed_parameters() const { return filed_parameters_.get(); }
   /// Address of element `element` of the flat in the parameters at rest of `rank`. `rank` must be one of local_peers()
   /// and have the element at rest; the plan must share parameters.
   [[nodiscard]] const std::byte* peer_parameters(int flat, int rank, std::int64_t element) const;
@@ -83,10 +90,13 @@ class ModelMemory {
   [[nodiscard]] StateView view(int flat, std::int64_t element, Access access);
   /// Starts to bring the states that come together with those of `element`. Never blocks.
   void prefetch_states(int flat, std::int64_t element);
-  /// Views that may be prefetched beyond the one in use.
-  [[nodiscard]] int views_ahead() const { return blocked_ ? std::max(1, plan_.residency.slots - 2) : 0; }
-  /// The store of states in blocks; null if there are none.
-  [[nodiscard]] const StateStore* state_store() const { return blocked_ ? &blocked_->store() : nullptr; }
+  /// Views that may be prefetched beyond the one in use; 0 if all states are in memory.
+  [[nodiscard]] int views_ahead() const;
+  /// The store of a set of states in blocks; null if there are none.
+  [[nodiscard]] const StateStore* state_store(BlockSet set) const {
+    const BlockedStates* blocks = (set == BlockSet::kUpdates ? blocked_ : filed_parameters_).get();
+    return blocks == nullptr ? nullptr : &blocks->store();
+  }
   /// Where the masters of the update range of a 16-bit flat are; nothing for other flats.
   [[nodiscard]] StateBytes masters(int flat) const;
   /// This rank's states, each with its memory.
@@ -137,7 +147,8 @@ class ModelMemory {
   /// The ranks whose memory this rank reads: all ranks if the transport is one-sided; the ranks of its node if the
   /// transport is one-sided inside nodes and a degree of sharding uses that; otherwise this rank only.
   [[nodiscard]] const SubGroup& local_peers() const { return local_peers_; }
-  /// True if the ranks of each sub-group of `degree` ranks read each other's memory. The same on all ranks.
+  /// True if the ranks of each sub-group of `degree` ranks read each other's memory. The same on all ranks; not so of
+  /// parameters in files.
   [[nodiscard]] bool are_local(int degree) const {
     return (one_sided_ || node_group_) && local_peers_.count % degree == 0;
   }
@@ -203,9 +214,10 @@ class ModelMemory {
   PeerWindow wide_window_;
   std::vector<Signals> signals_;  // one for each of local_peers()
   std::vector<Placed> states_;
-  std::unique_ptr<BlockedStates> blocked_;  // null: all states are in memory
+  std::unique_ptr<BlockedStates> blocked_;           // null: masters and optimizer's states are in memory
+  std::unique_ptr<BlockedStates> filed_parameters_;  // null: parameters are in memory
   // Into states_, one a flat, null where there is none.
-  std::vector<std::byte*> parameters_;
+  std::vector<StateBytes> parameters_;
   std::vector<std::byte*> reduced_;
   std::vector<int> masters_;              // into states_, one a flat; -1: none
   std::vector<std::size_t> first_state_;  // of the optimizer's rows

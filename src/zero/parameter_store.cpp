@@ -49,7 +49,11 @@ void ParameterStore::acquire(int unit) {
   if (!sharded()) return;
   note_order(unit);
   try {
-    if (!state.gathered) start_gather(unit);
+    if (!state.gathered) {
+      start_gather(unit);
+    } else if (memory_.filed_parameters() != nullptr) {
+      fetch_ahead(memory_.filed_parameters()->slots());
+    }
     finish(unit);
   } catch (...) {
     release(unit);
@@ -66,11 +70,17 @@ void ParameterStore::take_part(int unit) {
 void ParameterStore::forget_order() {
   order_.clear();
   last_order_.clear();
+  next_ = 0;
   order_known_ = false;
 }
 
+bool ParameterStore::matched() const {
+  return whole_->moves() && !whole_->one_sided();
+}
+
 void ParameterStore::start_gather(int unit) {
-  if (before_gather_ && !whole_->one_sided()) before_gather_(unit);
+  if (before_gather_ && matched()) before_gather_(unit);
+  fetch(unit);
   UnitState& state = units_[static_cast<std::size_t>(unit)];
   const auto slot = memory_.gathered_table().unit_slot[static_cast<std::size_t>(unit)];
   if (slot >= 0) {
@@ -141,9 +151,9 @@ void ParameterStore::bring(int flat, std::byte* out, SubGroupPath& group, CallPu
   const FlatLayout& layout = model_.flat(flat);
   if (layout.part(memory_.rank(), group.to()).size() == 0) return;
   const Range own = layout.part(memory_.rank(), group.from());
-  const std::byte* const part =
-      memory_.parameters(flat) + array_bytes(own.begin - memory_.rest_range(flat, memory_.rank()).begin, layout.dtype);
+  const std::byte* const part = own_part(flat, out, group);
   if (!group.moves()) {
+    if (part == out) return;  // the whole part has come from files
     gather_stream_.enqueue([this, out, part, bytes = array_bytes(own.size(), layout.dtype)] {
       kernels_.copy(out, part, bytes, gather_stream_);
     });
@@ -158,6 +168,17 @@ void ParameterStore::bring(int flat, std::byte* out, SubGroupPath& group, CallPu
   gather_stream_.enqueue([works = group.gather(purpose, layout, layout.dtype, part, out, gather_stream_)] {
     for (const Work& work : works) work.wait();
   });
+}
+
+const std::byte* ParameterStore::own_part(int flat, std::byte* out, const SubGroupPath& group) {
+  const FlatLayout& layout = model_.flat(flat);
+  const Range own = layout.part(memory_.rank(), group.from());
+  const StateBytes at =
+      memory_.parameters_at_rest(flat).after(own.begin - memory_.rest_range(flat, memory_.rank()).begin, layout.dtype);
+  if (memory_.filed_parameters() == nullptr) return at.in_memory();
+  std::byte* const place = out + array_bytes(own.begin - layout.part(memory_.rank(), group.to()).begin, layout.dtype);
+  at.read({place, array_bytes(own.size(), layout.dtype)});
+  return place;
 }
 
 void ParameterStore::require_version(int flat, int rank, const SubGroupPath& group) {
@@ -201,7 +222,7 @@ void ParameterStore::pull(int flat, std::byte* out, const SubGroupPath& group) {
 }
 
 void ParameterStore::settle_gathers() {
-  if (sharded() && !whole_->one_sided()) gather_stream_.synchronize();
+  if (sharded() && matched()) gather_stream_.synchronize();
 }
 
 void ParameterStore::quiesce() {
@@ -217,24 +238,37 @@ void ParameterStore::publish() {
   last_order_ = std::move(order_);
   order_.clear();
   order_known_ = true;
+  next_ = 0;
   const Signals& own = memory_.signals(memory_.rank());
   if (at_rest_->moves()) {
     own.updated().store(epoch_);
     memory_.local_group().notify();
     for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) {
-      if (!model_.flats[flat].trainable) continue;
-      bring(static_cast<int>(flat), memory_.parameters(static_cast<int>(flat)), *at_rest_,
-            CallPurpose::kPublishParameters);
+      if (model_.flats[flat].trainable) take_updates(static_cast<int>(flat));
     }
     gather_stream_.synchronize();
   }
   // Only now: others gather here what this rank has just taken, too.
   for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) own.epoch(static_cast<int>(flat)).store(epoch_);
   memory_.local_group().notify();
+  if (memory_.filed_parameters() != nullptr) fetch_ahead(memory_.filed_parameters()->slots());
+}
+
+void ParameterStore::take_updates(int flat) {
+  if (memory_.filed_parameters() == nullptr)
+    return bring(flat, memory_.parameters(flat), *at_rest_, CallPurpose::kPublishParameters);
+  const FlatLayout& layout = model_.flat(flat);
+  const Range rest = memory_.rest_range(flat, memory_.rank());
+  if (rest.size() == 0) return;
+  // No unit is in use: the flat's slot has room for all of it, and the blocks are written whole.
+  std::byte* const whole = memory_.gathered(flat) + array_bytes(rest.begin, layout.dtype);
+  bring(flat, whole, *at_rest_, CallPurpose::kPublishParameters);
+  gather_stream_.synchronize();
+  memory_.parameters_at_rest(flat).write({whole, array_bytes(rest.size(), layout.dtype)});
 }
 
 void ParameterStore::read(int flat, std::byte* out) {
-  if (out == nullptr && whole_->one_sided()) return;
+  if (out == nullptr && !matched()) return;
   const std::size_t bytes = model_.flat(flat).bytes();
   const bool directly = out != nullptr && kernels_.on_host();
   const Scratch whole = directly ? Scratch{.bytes = {out, bytes}} : kernels_.make_scratch(bytes);
@@ -249,7 +283,52 @@ std::size_t ParameterStore::transport_bytes() const {
   return whole_->transport_bytes() + at_rest_->transport_bytes();
 }
 
+int ParameterStore::num_blocks(int unit) const {
+  int blocks = 0;
+  for (const int flat : model_.unit_flats[static_cast<std::size_t>(unit)])
+    blocks += memory_.filed_parameters()->num_blocks(flat);
+  return blocks;
+}
+
+bool ParameterStore::fetch_blocks(int unit) {
+  for (const int flat : model_.unit_flats[static_cast<std::size_t>(unit)]) {
+    const Range rest = memory_.rest_range(flat, memory_.rank());
+    for (std::int64_t at = rest.begin; at < rest.end; at = memory_.filed_parameters()->block_of(flat, at).end) {
+      if (!memory_.filed_parameters()->prefetch(flat, at)) return false;
+    }
+  }
+  return true;
+}
+
+void ParameterStore::fetch(int unit) {
+  BlockedStates* const blocks = memory_.filed_parameters();
+  if (blocks == nullptr) return;
+  const std::uint64_t reads = blocks->store().counters().reads;
+  const bool all = fetch_blocks(unit);
+  if (!all || blocks->store().counters().reads > reads) ++counters_.demand_fetches;
+  fetch_ahead(blocks->slots() - num_blocks(unit));
+}
+
+void ParameterStore::fetch_ahead(int room) {
+  std::vector<bool> seen(model_.units.size(), false);
+  for (std::size_t at = next_; at < last_order_.size() && room > 0; ++at) {
+    const int unit = last_order_[at];
+    if (seen[static_cast<std::size_t>(unit)] || units_[static_cast<std::size_t>(unit)].gathered) continue;
+    seen[static_cast<std::size_t>(unit)] = true;
+    room -= num_blocks(unit);
+    if (room < 0 || !fetch_blocks(unit)) return;
+  }
+}
+
+void ParameterStore::follow_order(int unit) {
+  const auto begin = last_order_.begin();
+  auto found = std::find(begin + static_cast<std::ptrdiff_t>(next_), last_order_.end(), unit);
+  if (found == last_order_.end()) found = std::find(begin, last_order_.end(), unit);
+  if (found != last_order_.end()) next_ = static_cast<std::size_t>(found - begin) + 1;
+}
+
 void ParameterStore::note_order(int unit) {
+  if (memory_.filed_parameters() != nullptr) follow_order(unit);
   if (!order_known_) return;
   order_.push_back(unit);
   if (!last_order_.empty() && (order_.size() > last_order_.size() || last_order_[order_.size() - 1] != unit)) {

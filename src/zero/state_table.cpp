@@ -80,7 +80,8 @@ std::vector<StateRow> state_table(const ModelLayout& model, const ShardingPlan& 
          .range = flat.part(rank, degrees.parameter),
          .degree = degrees.parameter,
          .dtype = flat.dtype,
-         .shared = plan.shares_parameters()});
+         .residency = plan.residency.parameter,
+         .shared = plan.shows_parameters()});
     if (!flat.trainable) continue;
     const Range updated = flat.part(rank, degrees.optimizer);
     if (const Master master = master_of(flat.dtype); master != Master::kNone) {
@@ -115,7 +116,8 @@ std::vector<StateRow> state_table(const ModelLayout& model, const ShardingPlan& 
   return rows;
 }
 
-std::vector<StateBlock> state_blocks(std::span<const StateRow> rows, const ResidencyPlan& residency) {
+std::vector<StateBlock> state_blocks(std::span<const StateRow> rows, const ResidencyPlan& residency, BlockSet set) {
+  const double ratio = set == BlockSet::kUpdates ? residency.optimizer_ratio : 1.0;
   std::vector<StateBlock> blocks;
   std::int64_t seen = 0;
   std::int64_t in_files = 0;
@@ -124,9 +126,9 @@ std::vector<StateBlock> state_blocks(std::span<const StateRow> rows, const Resid
     std::vector<std::size_t> sizes;  // of an entry, one for each row in blocks
     Range range{};
     for (; row != next; ++row) {
-      if (row->residency != Residency::kFiles) continue;
+      if (row->residency != Residency::kFiles || block_set_of(row->kind) != set) continue;
       sizes.push_back(size_of(row->dtype));
-      range = row->range;  // the same for all of them: what this rank updates
+      range = row->range;  // the same for all of them: what this rank updates, or has at rest
     }
     if (sizes.empty()) continue;
     for (std::int64_t at = range.begin; at < range.end; at += residency.block_elements) {
@@ -135,13 +137,76 @@ std::vector<StateBlock> state_blocks(std::span<const StateRow> rows, const Resid
       const auto n = static_cast<std::size_t>(block.range.size());
       for (const std::size_t size : sizes) block.bytes += align_up(n * size, kSegmentAlignBytes);
       seen += block.range.size();
-      block.in_files =
-          static_cast<double>(in_files + block.range.size()) <= residency.optimizer_ratio * static_cast<double>(seen);
+      block.in_files = static_cast<double>(in_files + block.range.size()) <= ratio * static_cast<double>(seen);
       if (block.in_files) in_files += block.range.size();
       blocks.push_back(block);
     }
   }
   return blocks;
+}
+
+namespace {
+
+/// Blocks of parameters in files of each unit, and the elements of the largest one.
+struct ParameterBlocks {
+  std::vector<int> of_unit;
+  int total = 0;
+  std::int64_t largest = 0;
+};
+
+ParameterBlocks parameter_blocks(const ModelLayout& model, const ResidencyPlan& residency,
+                                 std::span<const StateRow> rows) {
+  ParameterBlocks blocks{.of_unit = std::vector<int>(model.units.size())};
+  for (const StateBlock& block : state_blocks(rows, residency, BlockSet::kParameters)) {
+    ++blocks.of_unit[static_cast<std::size_t>(model.flat(block.flat).unit)];
+    ++blocks.total;
+    blocks.largest = std::max(blocks.largest, block.range.size());
+  }
+  return blocks;
+}
+
+constexpr int kLeastSlots = 2;  // one in use, one on its way
+
+}  // namespace
+
+int block_slots(const ModelLayout& model, const ResidencyPlan& residency, std::span<const StateRow> rows,
+                BlockSet set) {
+  if (set == BlockSet::kUpdates) return residency.slots;
+  ParameterBlocks blocks = parameter_blocks(model, residency, rows);
+  if (blocks.total == 0) return kLeastSlots;
+  std::int64_t slots = 0;
+  if (residency.parameter_elements > 0) {
+    slots = residency.parameter_elements / blocks.largest;
+  } else {
+    // The unit in use, and three ahead.
+    const std::size_t units = std::min<std::size_t>(blocks.of_unit.size(), 4);
+    std::ranges::partial_sort(blocks.of_unit, blocks.of_unit.begin() + static_cast<std::ptrdiff_t>(units),
+                              std::greater{});
+    for (std::size_t unit = 0; unit < units; ++unit) slots += blocks.of_unit[unit];
+  }
+  return static_cast<int>(std::clamp<std::int64_t>(slots, kLeastSlots, std::max(kLeastSlots, blocks.total)));
+}
+
+void require_parameter_slots(const ModelLayout& model, const ShardingPlan& plan) {
+  const ResidencyPlan& residency = plan.residency;
+  if (residency.parameter != Residency::kFiles || residency.parameter_elements == 0) return;
+  for (int rank = 0; rank < model.world; ++rank) {
+    const ParameterBlocks blocks = parameter_blocks(model, residency, state_table(model, plan, rank, {}, 1));
+    if (blocks.total == 0) continue;
+    const auto most = std::ranges::max_element(blocks.of_unit);
+    const std::int64_t needed = std::max(*most, std::min(kLeastSlots, blocks.total)) * blocks.largest;
+    ZR_CHECK(residency.parameter_elements >= needed, ErrorCode::kConfig,
+             "the parameters of a unit are more than what may be in memory of parameters in files",
+             {.where = "zero.plan",
+              .who = "rank " + std::to_string(rank) + "/" + std::to_string(model.world),
+              .which = "/zero_optimization/offload_param/max_in_cpu; unit " +
+                       model.units[static_cast<std::size_t>(most - blocks.of_unit.begin())].name + " has " +
+                       std::to_string(*most) + " blocks of at most " + std::to_string(blocks.largest) + " elements",
+              .expected = "at least " + std::to_string(needed) + " elements",
+              .got = std::to_string(residency.parameter_elements),
+              .hint = "raise it, or leave it out: then the four largest units fit; or lower "
+                      "zeroth.offload.block_elements, or use more ranks"});
+  }
 }
 
 std::int64_t entry_of(const ModelLayout& model, const StateRow& row, std::int64_t element) {

@@ -35,7 +35,7 @@ SubGroupPath::SubGroupPath(const ModelLayout& model, CommBackend& world, const M
       from_(from),
       to_(to),
       rank_(world.rank()),
-      one_sided_(memory.are_local(from)) {
+      one_sided_(memory.are_local(from) && memory.filed_parameters() == nullptr) {
   if (one_sided_) return;
   const std::vector<int> path = memory.degrees().path(from, to);
   for (std::size_t step = 1; step < path.size(); ++step) {

@@ -47,10 +47,11 @@ class SubGroupCalls {
   CommBackend* group_ = nullptr;
 };
 
-/// From one degree down to a lower one over those between: a sub-group for each step, far ranks first.
+/// From one degree of parameters down to a lower one over those between: a sub-group for each step, far ranks first.
 class SubGroupPath {
  public:
-  /// Over Degrees::path(from, to). Without groups where all of them are local peers; else as for a SubGroupCalls.
+  /// Over Degrees::path(from, to). Without groups where all of them are local peers whose parts lie in memory; else as
+  /// for a SubGroupCalls.
   SubGroupPath(const ModelLayout& model, CommBackend& world, const ModelMemory& memory, int from, int to,
                std::string_view name);
 

@@ -52,7 +52,8 @@ void ShardingPlan::validate() const {
   ZR_CHECK(ring_slots >= 1 && ring_slots <= 4096, ErrorCode::kUsage, "ring_slots must be 1 to 4096", {.which = name});
   ZR_CHECK(residency.slots >= 2 && residency.slots <= 4096 && residency.block_elements >= kBlockElements &&
                residency.block_elements % kBlockElements == 0 && residency.block_elements <= std::int64_t{1} << 30U &&
-               residency.optimizer_ratio >= 0.0 && residency.optimizer_ratio <= 1.0,
+               residency.optimizer_ratio >= 0.0 && residency.optimizer_ratio <= 1.0 &&
+               residency.parameter_elements >= 0,
            ErrorCode::kUsage, "states cannot rest in such blocks",
            {.where = "zero.plan",
             .which = name,

@@ -44,12 +44,23 @@ ToyTraining training_of(const FactorRow& row) {
   return training;
 }
 
+/// What rests in files.
+enum Filed : int { kOptimizerStates, kParameters, kBoth };
+
+/// The least of parameters in memory that the engine takes: the root's, the largest unit.
+std::int64_t smallest_working_set(const FactorRow& row) {
+  const bool whole = row[0] < 3 || row[1] == 0;
+  return 1024 * (whole ? 7 : row[1] == 1 ? 4 : 3);
+}
+
 ToyTraining in_files(ToyTraining training, const FactorRow& row) {
   training.mode = row[9] == 0 ? ExecutionMode::kInline : ExecutionMode::kChaos;
-  training.plan.residency = {.optimizer = Residency::kFiles,
+  training.plan.residency = {.optimizer = row[10] == kParameters ? Residency::kDevice : Residency::kFiles,
+                             .parameter = row[10] == kOptimizerStates ? Residency::kDevice : Residency::kFiles,
                              .optimizer_ratio = kRatios[row[4]],
                              .block_elements = 1024,
-                             .slots = kSlots[row[5]]};
+                             .slots = kSlots[row[5]],
+                             .parameter_elements = row[11] == 0 ? 0 : smallest_working_set(row)};
   const auto before = training.tamper;
   const IoEngineKind engine = kEngines[row[8]];
   training.tamper = [before, engine](int rank, ToyStructure& structure, EngineSettings& settings) {
@@ -64,22 +75,30 @@ void expect_the_bits_of_memory(const FactorRow& row) {
   const ToyTraining resident = training_of(row);
   const ToyOutcome expected = train_toy(resident);
   const ToyOutcome got = train_toy(in_files(resident, row));
-  const std::string text = "stage " + std::to_string(row[0]) + ", " + std::to_string(row[1] + 1) + " ranks, ratio " +
-                           std::to_string(kRatios[row[4]]) + ", " + std::to_string(kSlots[row[5]]) + " slots";
+  std::string text = "factors";
+  for (const int level : row) text += " " + std::to_string(level);
   EXPECT_EQ(difference(expected, got), "") << text;
+  const bool optimizer = row[10] != kParameters && kRatios[row[4]] > 0.0;
+  const bool parameters = row[10] != kOptimizerStates;
   for (std::size_t rank = 0; rank < got.memory.size(); ++rank) {
     const MemoryReport& memory = got.memory[rank];
     EXPECT_EQ(memory.planned, memory.measured_peak) << text << "\n" << to_text(memory);
     EXPECT_EQ(memory.planned_files, memory.measured_files) << text;
-    EXPECT_EQ(memory.planned_files > 0, kRatios[row[4]] > 0.0) << text;
-    if (kRatios[row[4]] == 1.0) {
+    EXPECT_EQ(memory.planned_files > 0, optimizer || parameters) << text;
+    if (optimizer && kRatios[row[4]] == 1.0) {
       EXPECT_EQ(memory.planned[MemoryState::kOptimizer] + memory.planned[MemoryState::kMaster], 0U) << text;
     }
+    if (parameters) {
+      EXPECT_EQ(memory.planned[MemoryState::kParameter], 0U) << text;
+    }
+    EXPECT_EQ(got.planned_wire[rank].total(), expected.planned_wire[rank].total()) << text;
+    EXPECT_EQ(got.gather_bytes[rank], expected.gather_bytes[rank]) << text;
   }
 }
 
-// stage, ranks, micro-steps, dtype, ratio, slots, transport, optimizer, engine, execution
-const std::vector<int> kLevels{4, 3, 2, 3, 3, 3, 2, 2, 2, 2};
+// stage, ranks, micro-steps, dtype, ratio, slots, transport, optimizer, engine, execution, what rests in files, how
+// many parameters in memory
+const std::vector<int> kLevels{4, 3, 2, 3, 3, 3, 2, 2, 2, 2, 3, 2};
 
 TEST(Residency, StatesInFilesHaveTheBitsOfStatesInMemory) {
   for (const FactorRow& row : covering_array(kLevels, 2, {})) expect_the_bits_of_memory(row);
@@ -93,13 +112,14 @@ TEST(Residency, CheckpointsGoFromAndToFiles) {
   for (const int dtype : {0, 1, 2}) {
     for (const bool saves_in_files : {true, false}) {
       const CheckpointFolder folder;
-      const FactorRow one{2, 1, 0, dtype, 0, 1, 0, 0, 0, 0};
+      const FactorRow one{2, 1, 0, dtype, 0, 1, 0, 0, 0, 0, kBoth, 0};
       ToyTraining whole = training_of(one);
       whole.after_step = [&](Engine& engine, ToyModel&, const StepResult& result) {
         if (result.step == 3) (void)engine.save(folder.text());
       };
       const ToyOutcome expected = train_toy(saves_in_files ? in_files(whole, one) : whole);
-      const FactorRow other{3, 1, 0, dtype, 1, 0, 1, 0, 1, 1};  // another stage, half in memory
+      // Another stage, half of the optimizer's states in memory.
+      const FactorRow other{3, 1, 0, dtype, 1, 0, 1, 0, 1, 1, kBoth, 1};
       ToyTraining resumed = training_of(other);
       resumed.first_step = 3;
       resumed.model_seed = 99;
@@ -111,23 +131,55 @@ TEST(Residency, CheckpointsGoFromAndToFiles) {
   }
 }
 
+TEST(Residency, PlansWithDegreesHaveTheirBitsFromFilesToo) {
+  for (const ShardingPlan& plan : {hpz_plan(2, {"dp"}), hsdp_plan(2, {"dp"})}) {
+    const FactorRow row{3, 3, 0, 1, 0, 0, 0, 0, 0, 0, kBoth, 0};
+    ToyTraining resident = training_of(row);
+    resident.plan = plan;
+    const ToyOutcome expected = train_toy(resident);
+    const ToyOutcome got = train_toy(in_files(resident, row));
+    EXPECT_EQ(difference(expected, got), "") << plan.name;
+    for (const MemoryReport& memory : got.memory) {
+      EXPECT_EQ(memory.planned, memory.measured_peak) << plan.name << "\n" << to_text(memory);
+      EXPECT_EQ(memory.planned_files, memory.measured_files) << plan.name;
+    }
+  }
+}
+
+TEST(Residency, WeightsInFilesAreReadAndWrittenByName) {
+  for (const int dtype : {0, 1, 2}) {
+    const FactorRow row{3, 1, 0, dtype, 0, 0, 0, 0, 0, 0, kBoth, 1};
+    ToyTraining resident = training_of(row);
+    resident.after_step = [](Engine& engine, ToyModel&, const StepResult& result) {
+      if (result.step == 2) engine.add_average("ema");
+      if (result.step > 2) engine.update_average("ema", 0.5);
+      if (result.step != 4) return;
+      engine.swap_average("ema");
+      engine.swap_average("ema");
+    };
+    resident.reports_memory = false;
+    EXPECT_EQ(difference(train_toy(resident), train_toy(in_files(resident, row))), "") << name_of(kDtypes[dtype]);
+  }
+}
+
 TEST(Residency, AFailedTransferEndsTheStepOnAllRanksWithTheStatesThatItWasOf) {
   for (const char* site : {"io.threads.transfer@hit=1:errno=EIO", "io.threads.transfer@hit=40:errno=EIO"}) {
-    ToyTraining training = in_files(training_of({1, 1, 0, 0, 0, 0, 0, 0, 0, 0}), {1, 1, 0, 0, 0, 0, 0, 0, 0, 0});
+    const FactorRow row{1, 1, 0, 0, 0, 0, 0, 0, 0, 0, kOptimizerStates, 0};
+    ToyTraining training = in_files(training_of(row), row);
     training.after_step = [site](Engine& engine, ToyModel&, const StepResult& result) {
       if (result.step == 2 && engine.rank() == 0) arm_failpoints(parse_failpoints(site), 0);
     };
     const std::string text = message_of(training);
     disarm_failpoints();
     EXPECT_THAT(text, AllOf(HasSubstr("[IO]"), HasSubstr("Input/output error"), HasSubstr("states of unit"),
-                            HasSubstr("elements [")))
+                            HasSubstr("elements ["), HasSubstr("offset")))
         << site;
   }
 }
 
 // Nothing but the wait for the transfer can throw here: local_states() talks to no rank.
 TEST(Residency, ARankThatWaitsForADiskLooksAfterTheOthers) {
-  const FactorRow row{1, 1, 0, 0, 0, 0, 0, 0, 0, 0};
+  const FactorRow row{1, 1, 0, 0, 0, 0, 0, 0, 0, 0, kOptimizerStates, 0};
   ToyTraining training = in_files(training_of(row), row);
   std::string heard = "nothing";
   training.after_step = [&heard](Engine& engine, ToyModel&, const StepResult& result) {
@@ -144,7 +196,7 @@ TEST(Residency, ARankThatWaitsForADiskLooksAfterTheOthers) {
 
 /// Rank 0's states rest on a file system of `bytes`.
 ToyTraining on_disk_of_rank_0(const std::string& folder) {
-  const FactorRow row{1, 1, 0, 0, 0, 0, 0, 0, 1, 0};
+  const FactorRow row{1, 1, 0, 0, 0, 0, 0, 0, 1, 0, kOptimizerStates, 0};
   ToyTraining training = in_files(training_of(row), row);
   const auto before = training.tamper;
   training.tamper = [before, folder](int rank, ToyStructure& structure, EngineSettings& settings) {
@@ -178,14 +230,41 @@ TEST(Residency, ADiskThatIsTooSmallIsAnErrorBeforeTheFirstStep) {
   if (!problem.empty()) GTEST_SKIP() << problem;
 }
 
+TEST(Residency, AFailedReadOfAParameterEndsTheStepWithUnitAndName) {
+  const FactorRow row{3, 1, 0, 0, 0, 0, 0, 0, 0, 0, kParameters, 1};
+  ToyTraining training = in_files(training_of(row), row);
+  // In a backward all writes of the update before are over: what fails is a read.
+  training.visitor = [](CommBackend& backend) {
+    return [rank = backend.rank(), uses = 0](bool backward, int unit) mutable {
+      if (rank == 0 && backward && unit == 4 && ++uses == 3)
+        arm_failpoints(parse_failpoints("io.threads.transfer@hit=1:errno=EIO"), 0);
+    };
+  };
+  const std::string text = message_of(training);
+  disarm_failpoints();
+  EXPECT_THAT(text, AllOf(HasSubstr("[IO] a read failed: Input/output error"), HasSubstr("parameters of unit "),
+                          HasSubstr("elements ["), HasSubstr(".weight"), HasSubstr("offset")));
+}
+
+TEST(Residency, AWorkingSetThatHasNoRoomForAUnitIsRefusedWithTheNumbers) {
+  const FactorRow row{3, 0, 0, 0, 0, 0, 0, 0, 0, 0, kParameters, 1};
+  ToyTraining training = in_files(training_of(row), row);
+  training.plan.residency.parameter_elements = 5 * 1024;
+  EXPECT_THAT(message_of(training), AllOf(HasSubstr("[CONFIG]"), HasSubstr("unit root has 6 blocks of at most 1024"),
+                                          HasSubstr("at least 6144 elements"), HasSubstr("5120")));
+}
+
 TEST(Residency, FoldersThatCannotBeAreRefusedByName) {
-  ToyTraining training = in_files(training_of({1, 0, 0, 0, 0, 0, 0, 0, 0, 0}), {1, 0, 0, 0, 0, 0, 0, 0, 0, 0});
+  const FactorRow row{1, 0, 0, 0, 0, 0, 0, 0, 0, 0, kOptimizerStates, 0};
+  ToyTraining training = in_files(training_of(row), row);
   training.tamper = [](int, ToyStructure&, EngineSettings& settings) {
     settings.storage.folders = {"/nowhere/at/all"};
   };
   EXPECT_THAT(message_of(training), AllOf(HasSubstr("/nowhere/at/all"), HasSubstr("No such file or directory")));
   training.tamper = {};
-  EXPECT_THAT(message_of(training), AllOf(HasSubstr("have no folder"), HasSubstr("nvme_path")));
+  EXPECT_THAT(message_of(training), AllOf(HasSubstr("have no folder"), HasSubstr("offload_optimizer/nvme_path")));
+  training.plan.residency = {.parameter = Residency::kFiles};
+  EXPECT_THAT(message_of(training), AllOf(HasSubstr("have no folder"), HasSubstr("offload_param/nvme_path")));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-"""One rank of two whose optimizer states rest in files; see offload_test.py.
+"""One rank of two whose optimizer states and parameters rest in files; see offload_test.py.
 
 offload_rank.py FOLDER CASE...
 """
@@ -30,14 +30,16 @@ class Row:
     micro: int = 1
     optimizer: str = "AdamW"
     clip: float = 0.1
+    param: bool = False
+    """parameters too"""
 
 
 ROWS = (
     Row(0),
     Row(1, "bf16", ratio=0.5, micro=2),
-    Row(2, "fp16", slots=2, io="threads"),
+    Row(2, "fp16", slots=2, io="threads", param=True),
     Row(3, clip=0.0, optimizer="SGD", io="aio"),
-    Row(3, "bf16", slots=6, micro=2),
+    Row(3, "bf16", slots=6, micro=2, param=True),
 )
 
 
@@ -72,6 +74,8 @@ def config(row: Row, folder: str) -> dict[str, Any]:
             "ratio": row.ratio,
             "pin_memory": True,
         }
+    if folder and row.param:
+        document["zero_optimization"]["offload_param"] = {"device": "nvme", "nvme_path": folder, "max_in_cpu": 6144}
     return document
 
 
@@ -106,6 +110,7 @@ def same_bits(folder: str) -> None:
         assert report.planned_files == report.measured_files > 0, report
         assert report.planned["staging"] == report.live["staging"] > 0, report
         assert resident.memory_report().planned_files == 0
+        assert not row.param or report.planned["parameters"] == report.live["parameters"] == 0, report
         if row.ratio == 1.0 and row.slots < 4:  # else the slots have room for as much
             assert sum(report.planned.values()) < sum(resident.memory_report().planned.values()), report
         for engine in (resident, filed):
@@ -114,7 +119,7 @@ def same_bits(folder: str) -> None:
 
 def checkpoints(folder: str) -> None:
     """From files to memory and back, at other stages."""
-    row = Row(2, "bf16")
+    row = Row(2, "bf16", param=True)
     place = str(pathlib.Path(folder) / "saved")
     whole = made(row, "")
     expected = train(whole, row, steps=2 * STEPS)
@@ -139,8 +144,12 @@ def refusals(folder: str) -> None:
     with refused("CONFIG", "have no folder.*which: /zero_optimization/offload_optimizer/nvme_path"):
         zeroth.Engine(model(), document, world=world(), log_level="error")
     document = config(row, folder)
-    document["zero_optimization"]["offload_param"] = {"device": "nvme"}
-    with refused("CONFIG", "/zero_optimization/offload_param"):
+    document["zero_optimization"]["offload_param"] = {"device": "nvme", "max_in_cpu": 1024}
+    with refused("CONFIG", "max_in_cpu; unit .* has 3 blocks of at most 1024 .*expected: at least 3072 elements"):
+        zeroth.Engine(model(), document, world=world(), log_level="error")
+    del document["zero_optimization"]["offload_optimizer"]
+    del document["zero_optimization"]["offload_param"]["max_in_cpu"]
+    with refused("CONFIG", "have no folder.*which: /zero_optimization/offload_param/nvme_path"):
         zeroth.Engine(model(), document, world=world(), log_level="error")
     document = config(row, folder)
     document["zeroth"]["memory_limit_bytes"] = 70_000

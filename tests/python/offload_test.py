@@ -1,4 +1,4 @@
-"""Optimizer states in files, through Python: the bits of states in memory, checkpoints, refusals; and the main job."""
+"""Optimizer states and parameters in files, through Python: bits, checkpoints, refusals; and the main job."""
 
 from __future__ import annotations
 

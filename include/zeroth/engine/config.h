@@ -102,12 +102,15 @@ struct PipelineConfig {
   std::string unshard = "micro_batch";  ///< stage 3: how long a stage keeps gathered parameters: "micro_batch", "step"
 };
 
-/// Section "zero_optimization.offload_optimizer", "aio", and "zeroth.offload".
+/// Sections "zero_optimization.offload_optimizer" and "offload_param", "aio", and "zeroth.offload".
 struct OffloadConfig {
   std::string optimizer_device = "none";                 ///< "none", "cpu" (host memory) or "nvme" (files)
   std::string nvme_path{};                               ///< folders of the files, one a disk, separated by ':'
   int buffer_count = 4;                                  ///< blocks of files in memory at once
   double ratio = 1.0;                                    ///< share of the states that rest there
+  std::string parameter_device = "none";                 ///< "none", "cpu" (host memory) or "nvme" (files)
+  std::string parameter_nvme_path{};                     ///< as nvme_path, which it is where it is empty
+  std::int64_t max_in_cpu = 0;                           ///< elements of parameters in files in memory at once; 0: few
   std::int64_t block_elements = std::int64_t{1} << 18U;  ///< whose states are one block
   std::string io = "probe";                              ///< engine of requests to files: see io_engine_of()
   bool direct = true;                                    ///< files pass the page cache (O_DIRECT), where it can be

@@ -72,7 +72,8 @@ struct ShardGroupSpec {
 
 /// Files of states that rest there, and what moves their bytes. May differ between ranks.
 struct StorageSettings {
-  std::vector<std::string> folders{};  ///< one a disk
+  std::vector<std::string> folders{};            ///< one a disk
+  std::vector<std::string> parameter_folders{};  ///< of parameters; empty: the same
   IoEngineKind engine = IoEngineKind::kAuto;
   FileAccess access = FileAccess::kDirect;
   int queue_depth = 32;
@@ -131,6 +132,8 @@ struct MemoryReport {
   std::uint64_t live_gathered_peak = 0;  ///< bytes of gathered parameters in use at once
   int live_slots_peak = 0;               ///< ring slots in use at once
   std::uint64_t overflow_slots = 0;
+  std::uint64_t order_deviations = 0;  ///< ParameterStore::Counters'
+  std::uint64_t demand_fetches = 0;    ///< likewise: reads of parameters in files that nobody had foreseen
   std::uint64_t spills = 0;
   std::uint64_t resident =
       0;  ///< of the engine's own mappings (Rss, from smaps): what is planned, or wide, and was touched
@@ -268,7 +271,7 @@ class Engine {
   /// ranks and no error.
   [[nodiscard]] double average(double value, std::string_view name = {});
   /// Copies the whole current flat to `out` (flat.bytes()), between steps. Collective, blocks; `out` is null on ranks
-  /// that do not need the values. On a one-sided transport a rank may call it alone.
+  /// that do not need the values. On a one-sided transport a rank may call it alone, unless parameters are in files.
   void read_flat(int flat, std::byte* out);
   /// Collective, blocks: writes all states of all ranks as the checkpoint of this step into `folder`, between steps.
   /// Returns its path when it is on the disk under its final name. Throws on every rank alike: kIo, which leaves the

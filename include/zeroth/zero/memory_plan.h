@@ -20,9 +20,9 @@ namespace zeroth {
 ///   buckets     bP, or ring and single units' slots if gradients are Flat
 ///   reduced     aP/min(g, o), or aP/g if gradients are Replicate, of the flats not in sums_in_buckets()
 ///   gathered    0, or ring and single units' slots if parameters are Flat             control    signals
-///   staging    slots of blocks in files
+///   staging    slots of blocks in files: block_slots() of each set
 /// The first four lines are sums over state_table(), whose rows are whole 64 bytes; of states in files those blocks
-/// count that rest in memory.
+/// count that rest in memory. Parameters in files count as staging, and as gathered at every stage.
 [[nodiscard]] MemorySnapshot plan_memory(const ModelLayout& model, const ShardingPlan& plan, int rank,
                                          std::span<const StateDeclaration> states, int micro_steps);
 /// The same for element_states(`optimizer_states`).

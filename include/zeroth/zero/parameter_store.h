@@ -8,6 +8,15 @@
 // after its last gather. Otherwise a gather is a matched all_gather: all ranks must gather the same units in the same
 // order, or get kMismatch with the names. The gathered shards are those of all ranks, or of a run of ranks if the plan
 // has degrees of sharding.
+//
+// Parameters in files (ShardingPlan::residency) are gathered in every plan, also where a rank has all of them, and
+// always by matched calls: nobody reads from another's memory what may not be there. The recorded order of units says
+// what to read ahead:
+//
+//   use of unit i:   reads of units i+1, i+2, i+3, ... begin    its own blocks -> slot    gather    compute
+//
+// as far as the blocks in memory go (block_slots()). A unit that nobody foresaw is read on demand, and counted.
+// Ref: Rajbhandari et al., "ZeRO-Infinity", SC 2021, section 5.1.3.
 #pragma once
 
 #include <zeroth/comm/backend.h>
@@ -45,6 +54,7 @@ class ParameterStore {
     std::uint64_t gathers = 0;           ///< units gathered
     std::uint64_t overflow_slots = 0;    ///< gathers into memory beyond the plan, because their slot was in use
     std::uint64_t order_deviations = 0;  ///< units not used in the order of the previous step
+    std::uint64_t demand_fetches = 0;    ///< gathers of units in files that no read had begun for: see above
     int live_slots = 0;                  ///< ring slots in use
     int live_slots_peak = 0;
     std::uint64_t live_bytes = 0;  ///< bytes of parameters gathered now
@@ -95,7 +105,8 @@ class ParameterStore {
   [[nodiscard]] std::uint64_t epoch() const { return epoch_; }
 
   /// Copies the whole flat to `out` (flat.bytes()), without a lease or a slot. Collective, blocks; `out` is null on
-  /// ranks that do not need the values. If ranks read each other's parameters, a rank may call it alone.
+  /// ranks that do not need the values. If ranks read each other's parameters, or have all of them, a
+  /// rank may call it alone.
   void read(int flat, std::byte* out);
 
   /// Bytes of control blocks and staging of the groups that were split from the backend.
@@ -114,6 +125,20 @@ class ParameterStore {
   };
 
   void start_gather(int unit);
+  /// Of parameters in files: begins to read the unit's blocks on this rank, and those of the units that the recorded
+  /// order has next, as many as there is room for. Never blocks.
+  void fetch(int unit);
+  bool fetch_blocks(int unit);
+  void fetch_ahead(int room);
+  [[nodiscard]] int num_blocks(int unit) const;
+  /// Finds `unit` in the recorded order, at or after where the last one was.
+  void follow_order(int unit);
+  /// This rank's part of a flat, at degree `group.from()`, in memory: where it rests, or brought to its place in `out`.
+  const std::byte* own_part(int flat, std::byte* out, const SubGroupPath& group);
+  /// Other ranks' updates of a flat, to where it rests here.
+  void take_updates(int flat);
+  /// Ranks must gather the same units in the same order.
+  [[nodiscard]] bool matched() const;
   /// Gathers the parts of the group's ranks into `out`: this rank's part at the group's lower degree.
   void bring(int flat, std::byte* out, SubGroupPath& group, CallPurpose purpose);
   void pull(int flat, std::byte* out, const SubGroupPath& group);
@@ -141,6 +166,7 @@ class ParameterStore {
   std::vector<int> order_;       ///< units used in this step, in order
   std::vector<int> last_order_;  ///< the same of the previous step
   bool order_known_ = true;      ///< order_ has all of this step
+  std::size_t next_ = 0;         ///< into last_order_: what is expected next, where parameters are in files
   std::function<void(int unit)> before_gather_;
   std::function<void()> before_blocking_;
   std::uint64_t epoch_ = 0;

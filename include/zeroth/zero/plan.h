@@ -77,9 +77,13 @@ enum class Residency : std::uint8_t {
 /// Where states rest, and in what blocks they visit memory. Never part of the numbers.
 struct ResidencyPlan {
   Residency optimizer = Residency::kDevice;  ///< states of the optimizer that have an entry an element, and masters
+  Residency parameter = Residency::kDevice;  ///< parameters at rest; from files a unit's come for each use
   double optimizer_ratio = 1.0;              ///< share of the blocks that is there; the others stay in memory
   std::int64_t block_elements = std::int64_t{1} << 18U;  ///< whose states are one block: a multiple of kBlockElements
   int slots = 4;                                         ///< blocks of files in memory at once
+  /// Elements of parameters in files that are in memory at once, gathered ones not counted, at most; 0: as many blocks
+  /// as the four largest units have.
+  std::int64_t parameter_elements = 0;
   bool operator==(const ResidencyPlan&) const = default;
 };
 
@@ -106,10 +110,19 @@ struct ShardingPlan {
   [[nodiscard]] Degrees degrees(int world) const;
   /// Throws kUsage for meaningless combinations (a replicated optimizer over sharded gradients, for example).
   void validate() const;
-  /// True if a unit must be gathered to compute.
-  [[nodiscard]] bool gathers_parameters() const { return parameter == Placement::kFlat; }
+  /// True if a unit must be gathered to compute: from other ranks, from files, or from both.
+  [[nodiscard]] bool gathers_parameters() const {
+    return parameter == Placement::kFlat || residency.parameter == Residency::kFiles;
+  }
   /// True if ranks take parameters from each other, by gathers or by publication.
-  [[nodiscard]] bool shares_parameters() const { return gathers_parameters() || optimizer == Placement::kFlat; }
+  [[nodiscard]] bool shares_parameters() const {
+    return parameter == Placement::kFlat || optimizer == Placement::kFlat;
+  }
+  /// True if ranks read each other's parameters in memory, where the transport can. Parameters in files come by
+  /// collectives.
+  [[nodiscard]] bool shows_parameters() const {
+    return shares_parameters() && residency.parameter != Residency::kFiles;
+  }
   /// True if reduced gradients travel to other ranks for their update.
   [[nodiscard]] bool gathers_gradients(int world) const { return degrees(world).sums < world; }
   /// True if other ranks read this rank's sums.

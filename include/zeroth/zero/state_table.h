@@ -72,17 +72,37 @@ struct StateRow {
 /// Elements of a row of a parameter (StateShape::kRow): all of its elements, if it has fewer than two dimensions.
 [[nodiscard]] std::int64_t row_length(const ParamSpec& param);
 
+/// The rows that lie together in blocks of one store.
+enum class BlockSet : std::uint8_t {
+  kUpdates,     ///< masters and states of the optimizer: what an update needs of the same elements
+  kParameters,  ///< what a gather reads
+};
+inline constexpr BlockSet kBlockSets[] = {BlockSet::kUpdates, BlockSet::kParameters};
+/// The set of a row whose residency is kFiles.
+[[nodiscard]] constexpr BlockSet block_set_of(StateKind kind) noexcept {
+  return kind == StateKind::kParameter ? BlockSet::kParameters : BlockSet::kUpdates;
+}
+
 /// States of a range of elements of a flat that rest together and visit memory together.
 struct StateBlock {
   int flat = 0;
   Range range{};          ///< elements of the flat
-  std::size_t bytes = 0;  ///< of all rows in blocks, each rounded up to kSegmentAlignBytes
+  std::size_t bytes = 0;  ///< of all rows of the set, each rounded up to kSegmentAlignBytes
   bool in_files = false;  ///< else in memory
 };
 
-/// The blocks of the rows whose residency is kFiles, in the order of flats and elements. Blocks in files are spread
-/// among those in memory by ShardingPlan::residency.optimizer_ratio.
-[[nodiscard]] std::vector<StateBlock> state_blocks(std::span<const StateRow> rows, const ResidencyPlan& residency);
+/// The blocks of the rows of a set whose residency is kFiles, in the order of flats and elements. Blocks of updates in
+/// files are spread among those in memory by ShardingPlan::residency.optimizer_ratio.
+[[nodiscard]] std::vector<StateBlock> state_blocks(std::span<const StateRow> rows, const ResidencyPlan& residency,
+                                                   BlockSet set);
+
+/// Blocks of a set that a rank has in memory at once, of those that are in files: 2 or more. `rows`: its state table.
+/// Of parameters as many as ResidencyPlan::parameter_elements says, and no more than there are.
+[[nodiscard]] int block_slots(const ModelLayout& model, const ResidencyPlan& residency, std::span<const StateRow> rows,
+                              BlockSet set);
+/// Throws kConfig, on all ranks the same, if the parameters of a unit have more blocks than that on some rank: they
+/// could not be read ahead of its use.
+void require_parameter_slots(const ModelLayout& model, const ShardingPlan& plan);
 
 /// Position of the entry of a flat's element among the row's entries. `element` must be inside a segment and the
 /// range.

@@ -48,6 +48,7 @@ constexpr std::string_view kUnits = "a unit (by default one repeated block) is t
 constexpr std::string_view kAhead = "gathering ahead is set by zeroth.prefetch_units";
 constexpr std::string_view kLive = "gathered parameters live in zeroth.ring_slots fixed slots";
 constexpr std::string_view kBucket = "one bucket per unit, sized from the plan";
+constexpr std::string_view kInMemory = "max_in_cpu says it, in blocks of zeroth.offload.block_elements";
 constexpr std::string_view kFactor = "ranks only sum; averaging is one factor in the update";
 constexpr std::string_view kFused = "the update is always one fused pass over flat state";
 constexpr std::string_view kNoTape = "engine.save() writes checkpoints its own way, on any ranks, for any stage";
@@ -110,6 +111,9 @@ constexpr std::array kKeys{
     flag("/zero_optimization/offload_optimizer/pipeline_read", "false", "blocks are always read ahead"),
     flag("/zero_optimization/offload_optimizer/pipeline_write", "false", "blocks are always written behind"),
     flag("/zero_optimization/offload_optimizer/fast_init", "false", "a block that nobody wrote takes no transfer"),
+    flag("/zero_optimization/offload_param/pin_memory", "false", "ranks of a CPU have one memory"),
+    number("/zero_optimization/offload_param/buffer_count", "5", kInMemory),
+    number("/zero_optimization/offload_param/buffer_size", "1e8", kInMemory),
     number("/zero_optimization/offload_optimizer/cpuadam_cores_perc", "0.8", "zeroth.threads says it"),
 
     number("/activation_checkpointing/number_checkpoints", "null", "the model decides what it recomputes"),

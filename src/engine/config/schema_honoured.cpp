@@ -445,6 +445,27 @@ constexpr std::array kKeys{
          .kind = KeyKind::kNumber,
          .text = "Share of the optimizer states that rest in files; the others stay in memory (Twin-Flow).",
          .bounds = {.low = 0.0, .high = 1.0}}),
+    bind<&Config::offload, &OffloadConfig::parameter_device>(
+        {.pointer = "/zero_optimization/offload_param/device",
+         .kind = KeyKind::kChoice,
+         .text = "Where parameters rest, at every stage: `nvme` is files, from which a unit's come for each use, read "
+                 "ahead in the order of the step before; `cpu` is host memory, which ranks of a CPU have anyway. Never "
+                 "changes a number.",
+         .nullable = true,
+         .choices = "none|cpu|nvme"}),
+    bind<&Config::offload, &OffloadConfig::parameter_nvme_path>(
+        {.pointer = "/zero_optimization/offload_param/nvme_path",
+         .kind = KeyKind::kText,
+         .text = "Folders of their files, as the optimizer's; without it: the same.",
+         .shared = false}),
+    bind<&Config::offload, &OffloadConfig::max_in_cpu>(
+        {.pointer = "/zero_optimization/offload_param/max_in_cpu",
+         .kind = KeyKind::kInteger,
+         .text = "Elements of parameters in files that a rank has in memory at once, gathered ones not counted: "
+                 "whole blocks, and no more than there are. Must have room for the largest unit; 0: for the four "
+                 "largest.",
+         .lowest = 0,
+         .highest = std::numeric_limits<std::int64_t>::max()}),
     bind<&Config::offload, &OffloadConfig::block_elements>(
         {.pointer = "/zeroth/offload/block_elements",
          .kind = KeyKind::kInteger,

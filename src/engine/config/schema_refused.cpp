@@ -25,7 +25,7 @@ constexpr KeySpec section(std::string_view pointer, std::string_view members, st
           .off = off};
 }
 
-constexpr std::string_view kOffload = "of states, the optimizer's alone can rest in files: offload_optimizer";
+constexpr std::string_view kOffload = "offload_optimizer and offload_param say where states rest";
 constexpr std::string_view kLowReduction = "gradients are summed and accumulated in fp32, from what was computed";
 constexpr std::string_view kQuantized = "quantized communication is not built";
 constexpr std::string_view kMonitor = "no monitor is built; the program writes its own records";
@@ -68,8 +68,6 @@ constexpr std::array kKeys{
     flag("/zero_optimization/elastic_checkpoint", kCheckpoint),
     flag("/zero_optimization/ignore_unused_parameters",
          "an unused parameter contributes zero, on one rank as on all; making it an error is not built", "true"),
-    section("/zero_optimization/offload_param", "device|nvme_path|buffer_count|buffer_size|max_in_cpu|pin_memory",
-            kOffload, "?device=\"none\"|null"),
     flag("/zero_optimization/offload_optimizer/super_offload", "updates inside of backward are not built"),
     value("/zero_optimization/cpu_offload", KeyKind::kAny, "null|false", kOffload),
     value("/zero_optimization/cpu_offload_param", KeyKind::kAny, "null|false", kOffload),

@@ -81,11 +81,11 @@ class Bound final : public ParameterBinder {
 struct Stores {
   explicit Stores(Backend group, ShardingPlan chosen = make_plan())
       : Stores(group, chosen, make_model(chosen.degrees(group->size()))) {}
-  Stores(Backend group, ShardingPlan chosen, ModelLayout layout, int micro_steps = 1)
+  Stores(Backend group, ShardingPlan chosen, ModelLayout layout, int micro_steps = 1, const StateFiles& files = {})
       : backend(std::move(group)),
         plan(std::move(chosen)),
         model(std::move(layout)),
-        memory(model, plan, element_states(2), micro_steps, *device, *kernels, *backend),
+        memory(model, plan, element_states(2), micro_steps, *device, *kernels, *backend, files),
         parameters(model, plan, memory, *backend, *device, device->make_stream("gather"), *kernels, bound, counters),
         gradients(model, plan, micro_steps, memory, *backend, device->make_stream("reduce"), *kernels,
                   device->ledger()) {}
@@ -103,10 +103,11 @@ struct Stores {
       // What is frozen travels once, to where it rests.
       const Range updated = model.flat(flat).trainable ? memory.update_range(flat) : rest;
       const std::size_t element = size_of(model.flat(flat).dtype);
-      std::byte* const at = memory.parameters(flat) + static_cast<std::size_t>(updated.begin - rest.begin) * element;
-      for (std::size_t index = 0; index < static_cast<std::size_t>(updated.size()) * element; ++index) {
-        at[index] = byte_of(flat, static_cast<std::size_t>(updated.begin) * element + index, next);
+      std::vector<std::byte> bytes(static_cast<std::size_t>(updated.size()) * element);
+      for (std::size_t index = 0; index < bytes.size(); ++index) {
+        bytes[index] = byte_of(flat, static_cast<std::size_t>(updated.begin) * element + index, next);
       }
+      memory.parameters_at_rest(flat).after(updated.begin - rest.begin, model.flat(flat).dtype).write(bytes);
     }
   }
   void barrier() const { Communicator(backend).barrier(); }
