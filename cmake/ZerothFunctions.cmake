@@ -10,7 +10,8 @@
 #       Static library `zeroth_<name>_parts`: what a program is made of, for it, its tests and other programs.
 #   zeroth_add_test(<name> SOURCES ... ROOMS ... [LIBS ...] [LABELS unit|conformance|parity|process]
 #                   [TIER quick|test|long] [COST core-seconds] [LONG core-seconds]
-#                   [TIMEOUT seconds] [SANITIZED_FILTER <gtest filter>] [SANITIZED_LONG <gtest filter>|none]
+#                   [TIMEOUT seconds] [SANITIZED_FILTER <gtest filter>] [SANITIZED_COST core-seconds]
+#                   [SANITIZED_LONG <gtest filter>|none]
 #                   [ONE_THREAD] [OPTIMIZED] [WAITS]
 #                   [TORCH] [NO_MAIN])
 #       One GoogleTest executable that is one ctest test. The default label is unit, the default timeout 120 s.
@@ -18,8 +19,9 @@
 #       is make test-all. COST declares its processor time on one core, default 1; tools/run-tests holds the sum within
 #       the limits of tests/budget.json. LONG: cases whose name begins with `Long` (INSTANTIATE_TEST_SUITE_P(Long, ...),
 #       TEST(Long..., )) are a ctest test <name>_long of the long tier, of that cost, and are left out of <name>. Under
-#       a sanitizer SANITIZED_FILTER says which cases are enough, SANITIZED_LONG which of the long tier ("Long*" without
-#       it), and the thread sanitizer needs no test that is ONE_THREAD: nothing in it is touched by a second thread.
+#       a sanitizer SANITIZED_FILTER says which cases are enough, SANITIZED_COST what these cost without one (COST
+#       without it; a sanitizer multiplies both), SANITIZED_LONG which of the long tier ("Long*" without it), and the
+#       thread sanitizer needs no test that is ONE_THREAD: nothing in it is touched by a second thread.
 #       OPTIMIZED is for tests that compute much: they run long where sanitizers watch code that is not. WAITS is for
 #       tests whose ranks sleep most of the time, until a deadline or a death is noticed: some of them run beside each
 #       other.
@@ -201,7 +203,7 @@ endfunction()
 
 function(zeroth_add_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "ONE_THREAD;OPTIMIZED;WAITS;TORCH;NO_MAIN"
-    "TIER;COST;LONG;TIMEOUT;SANITIZED_FILTER;SANITIZED_LONG" "SOURCES;ROOMS;LIBS;LABELS")
+    "TIER;COST;LONG;TIMEOUT;SANITIZED_FILTER;SANITIZED_COST;SANITIZED_LONG" "SOURCES;ROOMS;LIBS;LABELS")
   zeroth_check_arguments(zeroth_add_test ${name} "${arg_UNPARSED_ARGUMENTS}" "${arg_SOURCES}")
   zeroth_leave_out(left_out "test ${name}" ${arg_TORCH})
   if(left_out OR (arg_ONE_THREAD AND ZEROTH_SANITIZE STREQUAL "thread"))
@@ -221,6 +223,9 @@ function(zeroth_add_test name)
   set(filter)
   if(ZEROTH_SANITIZE AND arg_SANITIZED_FILTER)
     set(filter ${arg_SANITIZED_FILTER})
+  endif()
+  if(ZEROTH_SANITIZE AND DEFINED arg_SANITIZED_COST)
+    set(arg_COST ${arg_SANITIZED_COST})
   endif()
   if(arg_LONG)
     set(long "Long*")

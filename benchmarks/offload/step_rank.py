@@ -1,0 +1,45 @@
+"""A rank of steps with optimizer states on other tiers, in paired blocks: the job of benchmarks/peers with other
+contestants.
+
+  zeroth-run -n 2 python step_rank.py FOLDER --cell JSON --contestants ... --report DIR
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+from typing import Any
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "peers"))
+import job  # noqa: E402
+from contestants import MAKERS, DeepSpeed, Zeroth  # noqa: E402
+from work import Work  # noqa: E402
+
+AIO = {"block_size": 1 << 20, "queue_depth": 8, "overlap_events": True}
+
+
+def offloaded(device: str, folder: str) -> dict[str, Any]:
+    where = {"nvme_path": folder, "buffer_count": 6} if device == "nvme" else {}
+    return {"offload_optimizer": {"device": device, **where}}
+
+
+def deepspeed(work: Work, stage: int, device: str, folder: str) -> DeepSpeed:
+    """With its own optimizer for this."""
+    adam = {"optimizer": {"type": "AdamW", "params": {"lr": work.lr, "weight_decay": 0.01}}, "aio": AIO}
+    return DeepSpeed(work, stage, offloaded(device, folder), adam)
+
+
+def add_contestants(folder: str) -> None:
+    for stage in (1, 3):
+        for device, name in (("cpu", "host"), ("nvme", "files")):
+            MAKERS[f"zeroth-{stage}-{name}"] = lambda work, stage=stage, device=device: Zeroth(  # type: ignore[misc]
+                work, stage, offloaded(device, folder)
+            )
+            MAKERS[f"deepspeed-{stage}-{name}"] = lambda work, stage=stage, device=device: deepspeed(  # type: ignore[misc]
+                work, stage, device, folder
+            )
+
+
+if __name__ == "__main__":
+    add_contestants(sys.argv.pop(1))
+    job.main()
