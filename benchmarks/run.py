@@ -173,6 +173,20 @@ RUNS = [
         on_demand=True,
     ),
     Run(
+        name="offload-disk",
+        command="{python} {root}/benchmarks/offload/disk.py {root}/build --build {build}",
+        quick="--rounds 2 --seconds 1 --mib 64",
+        minutes=4,
+        on_demand=True,
+    ),
+    Run(
+        name="offload-step",
+        command="{python} {root}/benchmarks/offload/step.py {root}/build --build {build} --python {python}",
+        quick="--work 3m --cycles 2 --block-seconds 0",
+        minutes=6,
+        on_demand=True,
+    ),
+    Run(
         name="watch",
         command="{build}/benchmarks/watch_bench",
         quick="--rounds 3",

@@ -1,11 +1,12 @@
 """A rank of steps with optimizer states on other tiers, in paired blocks: the job of benchmarks/peers with other
 contestants.
 
-  zeroth-run -n 2 python step_rank.py FOLDER --cell JSON --contestants ... --report DIR
+  zeroth-run -n 2 python step_rank.py --cell JSON --folder DIR --contestants ... --report DIR
 """
 
 from __future__ import annotations
 
+import argparse
 import pathlib
 import sys
 from typing import Any
@@ -40,6 +41,13 @@ def add_contestants(folder: str) -> None:
             )
 
 
-if __name__ == "__main__":
-    add_contestants(sys.argv.pop(1))
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", required=True)
+    arguments, sys.argv[1:] = parser.parse_known_args()
+    add_contestants(arguments.folder)
     job.main()
+
+
+if __name__ == "__main__":
+    main()

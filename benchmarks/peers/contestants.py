@@ -176,7 +176,9 @@ DEEPSPEED_STRICT = {
 
 
 class DeepSpeed(Contestant):
-    def __init__(self, work: Work, stage: int, options: dict[str, Any]) -> None:
+    """`more`: sections of the configuration; with an optimizer among them DeepSpeed makes its own."""
+
+    def __init__(self, work: Work, stage: int, options: dict[str, Any], more: dict[str, Any] | None = None) -> None:
         torch_linear = nn.functional.linear
         import deepspeed  # type: ignore[import-not-found, unused-ignore]
 
@@ -188,8 +190,12 @@ class DeepSpeed(Contestant):
             "zero_allow_untested_optimizer": True,
             "bf16": {"enabled": work.bf16},
             "zero_optimization": {"stage": stage, **options},
+            **(more or {}),
         }
-        self.engine: Any = deepspeed.initialize(model=model, optimizer=work.adamw(model.parameters()), config=config)[0]
+        optimizer = None if "optimizer" in config else work.adamw(model.parameters())
+        self.engine: Any = deepspeed.initialize(
+            model=model, model_parameters=list(model.parameters()), optimizer=optimizer, config=config
+        )[0]
         # Stage 3 replaces torch's linear for the whole process: it shall have its own, and others torch's.
         self.linear = nn.functional.linear
         nn.functional.linear = torch_linear
@@ -217,14 +223,14 @@ class DeepSpeed(Contestant):
 
 
 class Zeroth(Contestant):
-    def __init__(self, work: Work, stage: int) -> None:
+    def __init__(self, work: Work, stage: int, options: dict[str, Any] | None = None) -> None:
         import zeroth
 
         config = {
             "train_micro_batch_size_per_gpu": MICRO_BATCH,
             "optimizer": {"type": "AdamW", "params": {"lr": work.lr, "weight_decay": 0.01}},
             "bf16": {"enabled": work.bf16},
-            "zero_optimization": {"stage": stage},
+            "zero_optimization": {"stage": stage, **(options or {})},
             "zeroth": {"threads": 1},
         }
         model = work.model().to(torch.bfloat16 if work.bf16 else torch.float32)
