@@ -10,6 +10,7 @@
 
 #include <array>
 #include <cmath>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -62,6 +63,7 @@ EngineSettings settings_of(const Training& training) {
   settings.optimizer = {.type = training.optimizer};
   settings.groups = {GroupHyper{.lr = 0.02}, GroupHyper{.lr = 0.05}};
   settings.uneven = training.uneven;
+  settings.storage = {.folders = {std::filesystem::temp_directory_path().string()}, .stripe_bytes = 4096};
   return settings;
 }
 
@@ -233,6 +235,16 @@ TEST_P(UnevenTransport, JoinHasTheSameBitsAtEveryStage) {
         }
       }
     }
+  }
+}
+
+TEST(UnevenFiles, ARankWithoutABatchGivesItsParametersFromFiles) {
+  Training training{.batches = {{3, 6, 1}, {4, 2, 2}}};
+  const Outcome expected = trained(training);
+  for (const int stage : {1, 3}) {
+    training.plan = zero_plan(stage, {"dp"});
+    training.plan.residency = {.parameter = Residency::kFiles, .block_elements = 1024};
+    EXPECT_EQ(trained(training), expected) << stage;
   }
 }
 

@@ -50,7 +50,8 @@ inline ShardingPlan make_plan(int ring_slots = 2) {
 
 /// The value that byte `index` of a flat must have in version `epoch`.
 inline std::byte byte_of(int flat, std::size_t index, std::uint64_t epoch) {
-  const std::uint64_t mixed = (index + 1) * 0x9e3779b97f4a7c15U + static_cast<std::uint64_t>(flat) * 131 + epoch * 17;
+  const std::uint64_t place = index + 1 + static_cast<std::uint64_t>(flat) * 1'000'003 + epoch * 10'000'019;
+  const std::uint64_t mixed = place * 0x9e3779b97f4a7c15U;
   return static_cast<std::byte>(mixed >> 40U);
 }
 
