@@ -102,6 +102,14 @@ void bind_core(py::module_& module) {
                                keys["unshard"] = keeps_parameters(config) ? "step" : "micro_batch";
                                return keys;
                              })
+      .def_property_readonly("activations",
+                             [](const Config& config) {
+                               py::dict keys;
+                               keys["device"] = std::string(config.activations.tier());
+                               keys["saved"] = config.activations.saved;
+                               keys["min_bytes"] = config.activations.min_bytes;
+                               return keys;
+                             })
       .def_property_readonly("norms", [](const Config& config) { return config.mesh.norms; })
       .def_property_readonly("gradient_accumulation_steps",
                              [](const Config& config) { return config.gradient_accumulation_steps; })
@@ -194,6 +202,7 @@ void bind_core(py::module_& module) {
       .def_readonly("pss", &MemoryReport::pss)
       .def_readonly("planned_files", &MemoryReport::planned_files)
       .def_readonly("measured_files", &MemoryReport::measured_files)
+      .def_readonly("activation_files", &MemoryReport::activation_files)
       .def_readonly("checkpoint_copy", &MemoryReport::checkpoint_copy)
       .def_readonly("compute_copies", &MemoryReport::compute_copies)
       .def("__str__", [](const MemoryReport& report) { return to_text(report); });

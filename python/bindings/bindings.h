@@ -20,11 +20,12 @@ void set_python_error(const Error& error);
 void rethrow_as_python(const Error& error);
 /// What a zeroth.Error was made of, by C++ or by make_error(); none for any other object.
 [[nodiscard]] std::optional<Error> error_of_python(const py::handle& object);
-void bind_core(py::module_& module);        ///< Config, World, StepResult, MemoryReport
-void bind_checkpoint(py::module_& module);  ///< Manifest, CheckpointReader, CheckpointWriter; includes torch
-void bind_comm(py::module_& module);        ///< Mesh and Communicator. It includes torch, as bind_engine() does.
-void bind_engine(py::module_& module);      ///< Engine and the hooks of its units
-void bind_parallel(py::module_& module);    ///< what models call between ranks, with gradients
-void bind_pipeline(py::module_& module);    ///< Pipeline, and programs as text; includes torch
+void bind_activations(py::module_& module);  ///< saved tensors of autograd in files; includes torch
+void bind_core(py::module_& module);         ///< Config, World, StepResult, MemoryReport
+void bind_checkpoint(py::module_& module);   ///< Manifest, CheckpointReader, CheckpointWriter; includes torch
+void bind_comm(py::module_& module);         ///< Mesh and Communicator. It includes torch, as bind_engine() does.
+void bind_engine(py::module_& module);       ///< Engine and the hooks of its units
+void bind_parallel(py::module_& module);     ///< what models call between ranks, with gradients
+void bind_pipeline(py::module_& module);     ///< Pipeline, and programs as text; includes torch
 
 }  // namespace zeroth::python

@@ -293,6 +293,9 @@ class Config:
     def sequence(self) -> dict[str, Any]:
         """Section zeroth.sequence: method, order and ulysses."""
     @property
+    def activations(self) -> dict[str, Any]:
+        """The keys of zeroth.activations: device (cpu_checkpointing counted), saved and min_bytes."""
+    @property
     def norms(self) -> str:
         """zeroth.tensor.norms."""
     def micro_steps(self, world: int) -> int:
@@ -711,6 +714,10 @@ class MemoryReport:
         """What the file systems say that these files take."""
 
     @property
+    def activation_files(self) -> int:
+        """What the file systems say that the files of saved tensors take, see zeroth.activations; in no plan."""
+
+    @property
     def checkpoint_copy(self) -> int:
         """Bytes of the copy that save(async_=True) keeps; in no plan."""
 
@@ -900,3 +907,37 @@ class Pipeline:
         """The action that raised: "action 1B3 of step 4 (stage 1 of 2: the backward of chunk 1, micro-batch 3)"; "" without one."""
     def report(self) -> dict[str, int]: ...
     def reset_report(self) -> None: ...
+
+class ActivationStore:
+    """Blocks of saved tensors in files; see zeroth/offload/activation_store.h."""
+
+def open_activation_store(
+    *, folders: Sequence[str], prefetch: int, buffer_bytes: int, piece_bytes: int, io: str, direct: bool
+) -> ActivationStore: ...
+def activation_store_of(engine: Engine) -> ActivationStore | None:
+    """The one that the engine opened for the section zeroth.activations."""
+
+def plan_activations(
+    *,
+    units: Sequence[tuple[str, int, int, float, float, float]],
+    write_bytes_per_s: float,
+    read_bytes_per_s: float,
+    memory_bytes: int,
+) -> dict[str, Any]: ...
+
+class SavedTensor:
+    """A tensor as autograd saved it; its end drops what was moved."""
+
+    def unpack(self) -> torch.Tensor:
+        """The tensor, to the last bit. Raises Error USAGE if it was modified in place meanwhile, and IO."""
+    @property
+    def moved(self) -> bool: ...
+
+class SavedTensors:
+    """Packs saved tensors; see zeroth/libtorch/saved_tensors.h."""
+
+    def __init__(self, store: ActivationStore | None, min_bytes: int) -> None: ...
+    def keep(self, tensors: Sequence[torch.Tensor]) -> None: ...
+    def pack(self, tensor: torch.Tensor, move: bool) -> SavedTensor: ...
+    def report(self) -> dict[str, int]: ...
+    def reset_counters(self) -> None: ...

@@ -11,6 +11,8 @@ Start the ranks with `zeroth-run -n N train.py`, torchrun, mpirun or srun; a bar
 
 from zeroth import _preflight as _preflight  # first: it imports torch, and says so if it is another one
 from zeroth._access import Local, WeightReport
+from zeroth._activation_plan import ActivationPlan, UnitCost, plan_activations
+from zeroth._activations import ActivationOffload, offload_activations
 from zeroth._average import Average
 from zeroth._C import (
     Communicator,
@@ -29,7 +31,9 @@ from zeroth._config import Config, ConfigOverride
 from zeroth._deferred import deferred
 from zeroth._engine import Engine, initialize
 from zeroth._pretrained import load_pretrained
+from zeroth._reversible import Reversible, ReversibleSequence
 from zeroth._state import Loaded
+from zeroth._tiled import TiledEmbedding, TiledLinear, tile, tiled_state_dict, untile, untiled_state_dict
 from zeroth._units import Unit, units
 from zeroth.parallel import parallelize
 from zeroth.pipe.pipeline import pipeline
@@ -41,6 +45,8 @@ EXIT_PREEMPTED = 75
 
 __all__ = [
     "EXIT_PREEMPTED",
+    "ActivationOffload",
+    "ActivationPlan",
     "Average",
     "Communicator",
     "Config",
@@ -53,10 +59,15 @@ __all__ = [
     "Local",
     "MemoryReport",
     "Mesh",
+    "Reversible",
+    "ReversibleSequence",
     "SaveHandle",
     "StepResult",
     "StepTimes",
+    "TiledEmbedding",
+    "TiledLinear",
     "Unit",
+    "UnitCost",
     "WeightReport",
     "World",
     "__version__",
@@ -64,7 +75,13 @@ __all__ = [
     "initialize",
     "load_pretrained",
     "make_error",
+    "offload_activations",
     "parallelize",
     "pipeline",
+    "plan_activations",
+    "tile",
+    "tiled_state_dict",
     "units",
+    "untile",
+    "untiled_state_dict",
 ]

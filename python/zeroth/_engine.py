@@ -18,7 +18,20 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
-from zeroth import _C, _access, _boxes, _deferred, _ending, _guards, _hypers, _place, _state, _units, _watch
+from zeroth import (
+    _C,
+    _access,
+    _activations,
+    _boxes,
+    _deferred,
+    _ending,
+    _guards,
+    _hypers,
+    _place,
+    _state,
+    _units,
+    _watch,
+)
 from zeroth._config import ConfigLike, to_config
 from zeroth._optimizer import Optimizer
 
@@ -109,7 +122,7 @@ class Engine:
         _parallelize(model, settings, world, announce)
         pipelined = _pipelined(model, settings, world, announce)
         if units is not None:
-            found = _units.named_units(model, units)
+            found = _units.with_tiles(model, _units.named_units(model, units))
         else:
             found = _units.find_units(model) if pipelined is None else dict(pipelined.units)
         params = _built(model, params)
@@ -155,11 +168,12 @@ class Engine:
         _owned.update(map(id, self._parameters))
         self._require_same = _watch.follow(model)
         self._handles: list[RemovableHandle] = []
+        self._activations = _activations.of_engine(self._core, model)
         self._pipeline = None
         if pipelined is not None:
             from zeroth.pipe.runner import Runner  # it needs what this module needs
 
-            self._pipeline = Runner(self._core, pipelined)
+            self._pipeline = Runner(self._core, pipelined, self._activations)
             self._handles.append(model.register_forward_pre_hook(_refuse_forward(self._pipeline), prepend=True))
         for index, module in enumerate([model, *modules]):
             if index == 0 and pipelined is not None:
@@ -175,6 +189,8 @@ class Engine:
         if self._config.fp16_auto_cast:
             cast = functools.partial(_cast_inputs, torch.float16)
             self._handles.append(model.register_forward_pre_hook(cast, prepend=True, with_kwargs=True))
+        if self._activations is not None and pipelined is None:
+            self._handles += self._activations.attach(model)
         if self._core.gathers_parameters:
             inside = [
                 (path, module)
@@ -193,6 +209,8 @@ class Engine:
             return self._model(*args, **kwargs)
         except BaseException as error:  # torch's hooks see an Exception, but no KeyboardInterrupt
             self._core.drop_forwards()
+            if self._activations is not None:
+                self._activations.leave()
             if (known := _guards.error_of(error)) is not None:
                 raise known from error
             raise
@@ -541,6 +559,11 @@ class Engine:
         slow."""
         return self._core.memory_report()
 
+    def activation_report(self) -> dict[str, int]:
+        """What moved of the tensors that the model's forwards saved, see ActivationOffload.report(); empty without the
+        section zeroth.activations. Local."""
+        return {} if self._activations is None else self._activations.report()
+
     def wire_report(self) -> dict[str, int]:
         """Bytes that this rank received from other ranks since reset_counters(): `all_gather`, `reduce_scatter`,
         `between_nodes` (the part from other nodes) and `control`. `planned_all_gather` and `planned_reduce_scatter`
@@ -550,6 +573,8 @@ class Engine:
     def reset_counters(self) -> None:
         """Resets the peaks of memory and the counters of traffic, to measure a phase by itself. Local."""
         self._core.reset_counters()
+        if self._activations is not None:
+            self._activations.reset_counters()
 
     def average(self, value: float, name: str = "") -> float:
         """Returns the mean of `value` (a float64) over the ranks. Collective and blocking. Raises Error MISMATCH if

@@ -8,8 +8,9 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from zeroth import _C
+from zeroth._tiled import tile_units
 
-__all__ = ["Unit", "find_units", "kind_of", "named_units", "suggestion", "units"]
+__all__ = ["Unit", "find_units", "kind_of", "named_units", "suggestion", "units", "with_tiles"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ def find_units(model: nn.Module) -> dict[str, nn.Module]:
     Without any the result is empty, and all parameters belong to the root unit. Members of a list inside a list count
     as members of the outer list. A list inside a unit makes no units. If a list has several kinds, the kind with the
     most members is taken, and among equal ones the kind with more parameters. Members of a ModuleDict and numbered
-    submodules must hold layers: a single layer there may be used without a call, by its weight."""
+    submodules must hold layers: a single layer there may be used without a call, by its weight. Tiles of TiledLinear
+    and TiledEmbedding are units wherever they are."""
     found: dict[str, nn.Module] = {}
     smallest = sum(parameter.numel() for parameter in model.parameters()) / _SMALLEST_LIST
 
@@ -58,8 +60,14 @@ def find_units(model: nn.Module) -> dict[str, nn.Module]:
         if not _is_list(module) and not _inside(path, found):
             for alike in _grouped(dict(_numbered(module, path, found)), _stem_and_structure_of):
                 take([alike])
+    return with_tiles(model, found)
+
+
+def with_tiles(model: nn.Module, found: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """`found`, and the tiles of layers, also inside of it, in the order of the model."""
+    every = {**found, **tile_units(model)}
     order = {path: number for number, (path, _) in enumerate(model.named_modules(remove_duplicate=False))}
-    return dict(sorted(found.items(), key=lambda item: order[item[0]]))
+    return dict(sorted(every.items(), key=lambda item: order[item[0]]))
 
 
 def kind_of(module: nn.Module) -> str:

@@ -85,6 +85,7 @@ Engine::Engine(std::vector<ParamSpec> params, std::vector<UnitSpec> units, Engin
   require_plan_fits(groups_, settings_, optimizer_->states(), communicator_);
   warnings_ = std::make_unique<StepWarnings>(layout_, settings_.max_nonfinite_steps, rank(), log_);
   allocate_groups();
+  open_activations();
 }
 
 std::vector<Degrees> Engine::degrees_of_groups() const {
@@ -148,6 +149,17 @@ StateFiles Engine::open_files() {
 void Engine::look_after_others() {
   if (activity_) activity_->check();
   communicator_.backend().check_peers({.what = "states on their way between memory and files"});
+}
+
+void Engine::open_activations() {
+  if (!settings_.activations) return;
+  ActivationStoreOptions options = *settings_.activations;
+  options.io.watch = [engine =
+                          std::weak_ptr<Engine*>(self_)] {  // graphs may outlive the engine, and the store with them
+    if (const auto there = engine.lock()) (*there)->look_after_others();
+  };
+  activations_ = ActivationStore::open(options);
+  activations_hold_ = device_.ledger().hold({-1, MemoryState::kStaging}, settings_.activation_staging());
 }
 
 void Engine::allocate_groups() {
@@ -680,6 +692,8 @@ MemoryReport Engine::memory_report() const {
                       .transport = communicator_.backend().memory_bytes(),
                       .pss = pss_bytes(),
                       .checkpoint_copy = checkpoint_copy_.capacity()};
+  report.planned.bytes[static_cast<std::size_t>(MemoryState::kStaging)] += settings_.activation_staging();
+  if (activations_) report.activation_files = activations_->measured_file_bytes();
   for (const auto& group : groups_) {
     report.planned += group->planned_memory(group->spec().plan, optimizer_->states(), settings_.micro_steps);
     report.planned.bytes[static_cast<std::size_t>(MemoryState::kOptimizer)] += group->memory().average_bytes();

@@ -24,6 +24,7 @@ std::string to_text(const MemoryReport& report) {
   }
   row("sum", report.planned.total(), report.measured_peak.total());
   if (report.planned_files + report.measured_files > 0) row("on disk", report.planned_files, report.measured_files);
+  if (report.activation_files > 0) text += "  saved tensors on disk " + format_bytes(report.activation_files) + "\n";
   const std::uint64_t planned = report.planned.total();
   text += "  resident " + format_bytes(report.resident) + ", reserved and never used " +
           format_bytes(planned - std::min(planned, report.resident)) + "\n";

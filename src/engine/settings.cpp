@@ -61,6 +61,26 @@ StorageSettings storage_of(const OffloadConfig& offload) {
           .stripe_bytes = static_cast<std::size_t>(offload.stripe_bytes)};
 }
 
+/// The section offload says what moves the bytes.
+std::optional<ActivationStoreOptions> activations_of(const ActivationConfig& activations,
+                                                     const OffloadConfig& offload) {
+  if (activations.tier() != "nvme") return std::nullopt;
+  ZR_CHECK(!activations.nvme_path.empty(), ErrorCode::kConfig, "activations that rest in files have no folder",
+           {.where = "engine.settings",
+            .which = "/zeroth/activations/nvme_path",
+            .expected = "a folder on a local disk, or several separated by ':'"});
+  const auto piece = static_cast<std::size_t>(offload.stripe_bytes);
+  const StorageSettings storage = storage_of(offload);
+  return ActivationStoreOptions{
+      .folders = folders_of(activations.nvme_path),
+      .access = storage.access,
+      .piece_bytes = piece,
+      .slots = static_cast<int>(std::clamp<std::size_t>(static_cast<std::size_t>(activations.buffer_bytes) / piece, 2,
+                                                        std::size_t{1} << 20U)),
+      .prefetch = activations.prefetch,
+      .io = {.engine = storage.engine, .depth = storage.queue_depth}};
+}
+
 }  // namespace
 
 GroupHyper group_hyper(const Config& config) {
@@ -119,6 +139,7 @@ EngineSettings make_settings(const Config& config, RankCount ranks, std::vector<
   settings.plan.residency = residency_of(config.offload);
   settings.plan.validate();
   settings.storage = storage_of(config.offload);
+  settings.activations = activations_of(config.activations, config.offload);
   if (config.mesh.splits_models()) {
     settings.plan.axes = {"dp", "sp"};
     settings.mesh = mesh;

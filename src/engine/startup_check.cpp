@@ -221,7 +221,7 @@ void require_plan_fits(const ShardGroups& groups, const EngineSettings& settings
       std::min<std::uint64_t>(settings.memory_limit_bytes > 0 ? settings.memory_limit_bytes : available_memory_bytes(),
                               std::uint64_t{std::numeric_limits<std::int64_t>::max()}))};
   for (const Choice& choice : choices) {
-    std::uint64_t bytes = 0;
+    std::uint64_t bytes = settings.activation_staging();
     for (const auto& group : groups) {
       bytes += group->planned_memory(choice.plan(group->spec().plan), states, settings.micro_steps).total();
     }

@@ -118,6 +118,19 @@ struct OffloadConfig {
   std::int64_t stripe_bytes = std::int64_t{1} << 20U;    ///< of one transfer, and of a folder's share
 };
 
+/// Section "zeroth.activations", and "activation_checkpointing.cpu_checkpointing".
+struct ActivationConfig {
+  std::string device = "none";                          ///< "none", "cpu" (host memory) or "nvme" (files)
+  bool cpu_checkpointing = false;                       ///< DeepSpeed's name of device "cpu"
+  std::string nvme_path{};                              ///< folders of the files, separated by ':'
+  std::string saved = "checkpoints";                    ///< inputs of checkpointed functions; or "all"
+  std::int64_t min_bytes = 4096;                        ///< smaller tensors stay
+  int prefetch = 2;                                     ///< saved tensors that backward reads ahead
+  std::int64_t buffer_bytes = std::int64_t{32} << 20U;  ///< of memory for what is on its way
+  /// "none", "cpu" or "nvme".
+  [[nodiscard]] std::string_view tier() const { return device == "none" && cpu_checkpointing ? "cpu" : device; }
+};
+
 /// The rest of section "zeroth".
 struct RuntimeConfig {
   int threads = 0;  ///< of CPU kernels per rank; 0: the cores of this host shared by its ranks
@@ -204,6 +217,7 @@ struct Config {
   MeshConfig mesh{};
   PipelineConfig pipeline{};
   OffloadConfig offload{};
+  ActivationConfig activations{};
   RuntimeConfig runtime{};
   std::vector<HintNote> hints{};  ///< in the order of the keys; not part of the comparison
 

@@ -23,6 +23,7 @@
 #include <zeroth/engine/step_result.h>
 #include <zeroth/engine/uneven.h>
 #include <zeroth/io/io_queue.h>
+#include <zeroth/offload/activation_store.h>
 #include <zeroth/optim/loss_scaler.h>
 #include <zeroth/optim/optimizer.h>
 #include <zeroth/optim/schedule.h>
@@ -92,6 +93,8 @@ struct EngineSettings {
   int micro_steps = 1;
   double gradient_clipping = 0.0;  ///< largest norm; 0: off
   StorageSettings storage{};       ///< used if a plan has states in files
+  /// Of a store for saved tensors in files, which the front end fills; unset: there is none. May differ between ranks.
+  std::optional<ActivationStoreOptions> activations{};
   OptimizerOptions optimizer{};
   /// Makes an optimizer of the caller's own; unset: make_optimizer(). The same on all ranks.
   std::function<std::unique_ptr<Optimizer>()> own_optimizer{};
@@ -107,6 +110,11 @@ struct EngineSettings {
   std::string configuration{};           ///< Config::shared_json(), compared between ranks; may be empty
   std::string version{version_text()};   ///< of Zeroth, compared between ranks
   std::string libraries{};               ///< of the front end, "torch 2.11.0", compared between ranks; may be empty
+
+  /// Bytes of memory for saved tensors on their way to files.
+  [[nodiscard]] std::size_t activation_staging() const {
+    return activations ? ActivationStore::memory_bytes(*activations) : 0;
+  }
 };
 
 /// Calls that a rank without a batch makes; see Engine::next_batch().
@@ -137,11 +145,12 @@ struct MemoryReport {
   std::uint64_t spills = 0;
   std::uint64_t resident =
       0;  ///< of the engine's own mappings (Rss, from smaps): what is planned, or wide, and was touched
-  std::uint64_t transport = 0;        ///< control blocks and staging of this engine's groups; in no plan
-  std::uint64_t pss = 0;              ///< this process, from smaps_rollup
-  std::uint64_t planned_files = 0;    ///< bytes on disk of states that rest there
-  std::uint64_t measured_files = 0;   ///< blocks that the file systems have given to their files
-  std::uint64_t checkpoint_copy = 0;  ///< of this rank's part of the last save_async(), kept for the next; in no plan
+  std::uint64_t transport = 0;         ///< control blocks and staging of this engine's groups; in no plan
+  std::uint64_t pss = 0;               ///< this process, from smaps_rollup
+  std::uint64_t planned_files = 0;     ///< bytes on disk of states that rest there
+  std::uint64_t measured_files = 0;    ///< blocks that the file systems have given to their files
+  std::uint64_t activation_files = 0;  ///< blocks that the file systems have given to saved tensors; in no plan
+  std::uint64_t checkpoint_copy = 0;   ///< of this rank's part of the last save_async(), kept for the next; in no plan
   std::uint64_t compute_copies =
       0;  ///< parameters' copies in the memory of the device that computes, where that is another one
 };
@@ -181,6 +190,9 @@ class Engine {
   void post_forward(const Invocation& use, bool awaits_backward);
   /// Replaces post_forward() after a forward that threw. Does nothing if abandon() was called meanwhile.
   void drop_forward(const Invocation& use) noexcept;
+  /// Saved tensors in files, for the front end; null unless EngineSettings::activations is set. It may outlive the
+  /// engine.
+  [[nodiscard]] const std::shared_ptr<ActivationStore>& activations() const { return activations_; }
   /// Takes the unit's lease for this backward, once; may gather and block as pre_forward() does.
   void pre_backward(int unit);
   /// Gives the unit's leases back: this backward no longer needs its parameters. Idempotent.
@@ -395,6 +407,7 @@ class Engine {
   }
   void build_groups();
   [[nodiscard]] StateFiles open_files();
+  void open_activations();
   /// For waits that are not for ranks. Throws the verdict of the control plane, and if a rank has stopped or is lost.
   void look_after_others();
   void allocate_groups();
@@ -495,6 +508,9 @@ class Engine {
   std::vector<std::unique_ptr<ShardGroup>> groups_;
   std::unique_ptr<UnevenJoin> uneven_join_;
   Arena checkpoint_copy_;
+  std::shared_ptr<ActivationStore> activations_;
+  MemoryHold activations_hold_;
+  std::shared_ptr<Engine*> self_ = std::make_shared<Engine*>(this);
   std::optional<FrozenBase> frozen_base_;
   std::shared_ptr<SaveInFlight> saving_;
   bool leads_batch_ = true;         ///< the first rank of those that compute on its batch

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from zeroth import _C
+from zeroth._activations import ActivationOffload
 from zeroth.parallel._refuse import refuse
 from zeroth.pipe.batches import take
 from zeroth.pipe.pipeline import Pipelined, owners_of_buffers, units_of_chunks
@@ -22,9 +23,10 @@ _WHERE = "pipe.runner"
 class Runner:
     """Owned by an engine. One thread at a time."""
 
-    def __init__(self, core: _C.Engine, done: Pipelined) -> None:
+    def __init__(self, core: _C.Engine, done: Pipelined, activations: ActivationOffload | None) -> None:
         self.done = done
         self._device = core.device
+        self._saved: contextlib.AbstractContextManager[object] = activations or contextlib.nullcontext()
         self._batches: list[Any] = []
         self.runs = False
         """a chunk, so a call of the model is the chain's"""
@@ -153,7 +155,8 @@ class Runner:
         values = None if chunk == 0 else nested(tensors, structure)
         self.runs = True
         try:
-            result = self.done.chain.run(first, last, values, self._batches[micro_batch])
+            with self._saved:
+                result = self.done.chain.run(first, last, values, self._batches[micro_batch])
         finally:
             self.runs = False
         if chunk + 1 < len(self.done.stage_of_chunk):

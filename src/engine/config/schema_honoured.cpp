@@ -496,6 +496,47 @@ constexpr std::array kKeys{
          .lowest = 4096,
          .highest = std::int64_t{1} << 30U,
          .shared = false}),
+    bind<&Config::activations, &ActivationConfig::cpu_checkpointing>(
+        {.pointer = "/activation_checkpointing/cpu_checkpointing",
+         .text = "As `zeroth.activations.device` `cpu`, unless that names files."}),
+    bind<&Config::activations, &ActivationConfig::device>(
+        {.pointer = "/zeroth/activations/device",
+         .kind = KeyKind::kChoice,
+         .text = "Where tensors rest that autograd saves for backward: `nvme` is files; `cpu` is host memory, which "
+                 "tensors of a CPU have anyway. Never changes a number.",
+         .nullable = true,
+         .choices = "none|cpu|nvme"}),
+    bind<&Config::activations, &ActivationConfig::nvme_path>(
+        {.pointer = "/zeroth/activations/nvme_path",
+         .kind = KeyKind::kText,
+         .text =
+             "Folder of the files, which have no names and leave nothing behind; several, one a disk, are separated "
+             "by `:`.",
+         .shared = false}),
+    bind<&Config::activations, &ActivationConfig::saved>(
+        {.pointer = "/zeroth/activations/saved",
+         .kind = KeyKind::kChoice,
+         .text = "Which tensors: inputs of functions under torch.utils.checkpoint (gradient checkpointing), or all "
+                 "that the forward of the model saves.",
+         .choices = "checkpoints|all"}),
+    bind<&Config::activations, &ActivationConfig::min_bytes>({.pointer = "/zeroth/activations/min_bytes",
+                                                              .kind = KeyKind::kInteger,
+                                                              .text = "Smaller tensors stay in memory.",
+                                                              .highest = kMaxBytes,
+                                                              .shared = false}),
+    bind<&Config::activations, &ActivationConfig::prefetch>(
+        {.pointer = "/zeroth/activations/prefetch",
+         .kind = KeyKind::kInteger,
+         .text = "Saved tensors that backward reads ahead of the one that it needs.",
+         .highest = 4096,
+         .shared = false}),
+    bind<&Config::activations, &ActivationConfig::buffer_bytes>(
+        {.pointer = "/zeroth/activations/buffer_bytes",
+         .kind = KeyKind::kInteger,
+         .text = "Memory for saved tensors on their way to files and back, at least two transfers (`aio.block_size`).",
+         .lowest = 8192,
+         .highest = kMaxBytes,
+         .shared = false}),
     bind<&Config::pipeline, &PipelineConfig::schedule>(
         {.pointer = "/zeroth/pipeline/schedule",
          .kind = KeyKind::kChoice,

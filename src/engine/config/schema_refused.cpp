@@ -33,7 +33,8 @@ constexpr std::string_view kData = "the program owns its data; data schedules ar
 constexpr std::string_view kCompression = "compression is not built";
 constexpr std::string_view kCheckpoint =
     "engine.save() and engine.load() write and read checkpoints; zeroth ckpt convert reads universal ones";
-constexpr std::string_view kActivations = "Zeroth does not touch activations; recompute in the model";
+constexpr std::string_view kActivations =
+    "recompute in the model; zeroth.activations says where inputs of what is recomputed rest";
 constexpr std::string_view kRule = "this variant of the update is not built";
 constexpr std::string_view kParallel = "experts are not built";
 constexpr std::string_view kPipelineArguments = "zeroth.mesh.pp and the section zeroth.pipeline say it";
@@ -81,7 +82,6 @@ constexpr std::array kKeys{
 
     flag("/activation_checkpointing/partition_activations", kActivations),
     flag("/activation_checkpointing/contiguous_memory_optimization", kActivations),
-    flag("/activation_checkpointing/cpu_checkpointing", kActivations),
     flag("/checkpoint/load_universal", kCheckpoint),
     section("/nebula", "", kCheckpoint),
     section("/datastates_ckpt", "", kCheckpoint, ""),

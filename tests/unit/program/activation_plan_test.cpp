@@ -129,7 +129,7 @@ TEST(ActivationPlan, SaysWhy) {
   EXPECT_THAT(to_text(plan, units, 0), AllOf(HasSubstr("blocks.0"), HasSubstr("recompute+move"),
                                              HasSubstr("bound by the tier"), HasSubstr("memory    0 B of 0 B")));
   EXPECT_THAT(test::error_of(ErrorCode::kOutOfMemory, [&] { (void)plan_activations(units, {}, 1000); }),
-              AllOf(HasSubstr("in no way"), HasSubstr("at least 1.0 KiB")));
+              AllOf(HasSubstr("in no way"), HasSubstr("at least 1.00 KiB")));
   std::vector<ActivationUnit> wrong = units;
   wrong[0].forward_s = -1.0;
   EXPECT_THAT(test::error_of(ErrorCode::kUsage, [&] { (void)plan_activations(wrong, {}, 1); }),

@@ -1,0 +1,223 @@
+"""One rank of two whose saved tensors rest in files, whose blocks are reversible, whose layers are in tiles; see
+activations_test.py.
+
+activations_rank.py FOLDER CASE...
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from refusing import refused
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import zeroth
+
+WIDTH, DEPTH, STEPS = 32, 5, 3
+
+
+def world() -> zeroth.World:
+    return zeroth.World.from_environment()
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + nn.functional.dropout(self.down(torch.tanh(self.up(self.norm(x)))), 0.1, self.training)
+
+
+class Deep(nn.Module):
+    """`how`: None, or use_reentrant of the checkpoints around the blocks."""
+
+    def __init__(self, how: bool | None) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.how = nn.Linear(WIDTH, WIDTH), how
+        self.blocks = nn.ModuleList(Block() for _ in range(DEPTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x) if self.how is None else checkpoint(block, x, use_reentrant=self.how)
+        return x.square().mean()
+
+
+def config(stage: int, micro: int = 1, activations: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    zeroth_keys = dict(more.pop("zeroth", {}))
+    if activations:
+        zeroth_keys["activations"] = {"min_bytes": 1, "buffer_bytes": 65536, **activations}
+    return {
+        "zero_optimization": {"stage": stage},
+        "gradient_accumulation_steps": micro,
+        "gradient_clipping": 0.5,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
+        "aio": {"block_size": 4096},
+        "zeroth": zeroth_keys,
+        **more,
+    }
+
+
+def train(model: nn.Module, document: dict[str, Any], width: int = WIDTH) -> tuple[list[str], zeroth.Engine]:
+    """Losses and norms, as hexadecimal numbers."""
+    engine = zeroth.Engine(model, document, world=world(), log_level="error")
+    seen = []
+    torch.manual_seed(100 + engine.rank)
+    for step in range(STEPS):
+        for micro in range(document["gradient_accumulation_steps"]):
+            generator = torch.Generator().manual_seed(1000 * step + 10 * micro + engine.rank)
+            loss = engine(torch.randn(8, width, generator=generator))
+            engine.backward(loss)
+            result = engine.step()
+        seen += [loss.item().hex(), result.grad_norm.hex()]
+    return seen, engine
+
+
+def same_bits(folder: str) -> None:
+    """In files as in memory: losses and norms; memory as planned, nothing live after a step."""
+    rows = (
+        (0, 1, True, "checkpoints"),
+        (1, 2, False, "checkpoints"),
+        (2, 2, None, "all"),
+        (3, 1, False, "all"),
+        (3, 2, True, "checkpoints"),
+    )
+    for stage, micro, how, saved in rows:
+        expected, resident = train(Deep(how), config(stage, micro))
+        got, filed = train(Deep(how), config(stage, micro, {"device": "nvme", "nvme_path": folder, "saved": saved}))
+        row = (stage, micro, how, saved)
+        assert got == expected, row
+        report = filed.activation_report()
+        assert report["live"] == 0 and report["on_demand"] == 0, (row, report)
+        if saved == "checkpoints":
+            one = 8 * WIDTH * 4
+            assert report["moved"] == STEPS * micro * DEPTH, (row, report)
+            assert (report["bytes_moved"], report["peak_live_bytes"]) == (report["moved"] * one, DEPTH * one), report
+            assert report["bytes_written"] == report["moved"] * 4096 >= report["bytes_read"], report
+        else:
+            assert report["moved"] > STEPS * micro * DEPTH and report["kept"] > 0, (row, report)
+        memory = filed.memory_report()
+        assert memory.activation_files >= report["peak_live_bytes"] > 0, memory
+        assert memory.planned["staging"] == memory.live["staging"] == 65536, memory
+        assert "saved tensors on disk" in str(memory), str(memory)
+        assert resident.memory_report().activation_files == 0 and resident.activation_report() == {}
+        filed.reset_counters()
+        with torch.no_grad():
+            filed(torch.zeros(8, WIDTH))
+        assert filed.activation_report()["moved"] == 0
+        for engine in (resident, filed):
+            engine.close(keep_parameters=False)
+    document = config(1, 1, {"device": "none"}, activation_checkpointing={"cpu_checkpointing": True})
+    expected, _ = train(Deep(True), config(1))
+    got, in_host = train(Deep(True), document)
+    assert got == expected and in_host.activation_report()["kept"] > 0, in_host.activation_report()
+    with refused("CONFIG", "have no folder.*which: /zeroth/activations/nvme_path"):
+        train(Deep(True), config(1, 1, {"device": "nvme"}))
+    with refused("OUT_OF_MEMORY", "does not fit"):
+        small = {"memory_limit_bytes": 400_000}
+        train(Deep(True), config(1, 1, {"device": "nvme", "nvme_path": folder}, zeroth=small))
+
+
+def reversible(folder: str) -> None:
+    """At every stage the same bits, and the gradients of the plain computation."""
+    half = WIDTH // 2
+
+    def part() -> nn.Module:
+        return nn.Sequential(nn.LayerNorm(half), nn.Linear(half, half), nn.Tanh(), nn.Dropout(0.2))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.first = nn.Linear(WIDTH, WIDTH)
+            self.body = zeroth.ReversibleSequence(zeroth.Reversible(part(), part()) for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.body(self.first(x)).square().mean()
+
+    assert "body.blocks.2" in [unit.name for unit in zeroth.units(Model())]
+    expected = None
+    for stage in range(4):
+        got, engine = train(Model(), config(stage, 2))
+        expected = expected or got
+        assert got == expected, stage
+        engine.close(keep_parameters=False)
+
+
+def tiles(folder: str) -> None:
+    """At stage 3 the largest gathered piece falls by the number of tiles; at every stage the same bits."""
+    width, wide = 32, 512
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.up, self.down = nn.Linear(width, wide), nn.Linear(wide, width)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.down(torch.tanh(self.up(x))).square().mean()
+
+    def tiled() -> nn.Module:
+        model = Model()
+        model.up = zeroth.TiledLinear.from_linear(model.up, out_splits=8)  # type: ignore[assignment]
+        model.down = zeroth.TiledLinear.from_linear(model.down, in_splits=8)  # type: ignore[assignment]
+        return model
+
+    matrix = width * wide * 4
+    expected, whole = train(Model(), config(3))
+    gathered = whole.memory_report().planned["gathered"]
+    assert gathered >= 2 * matrix
+    losses = None
+    for stage in (0, 3):
+        got, engine = train(tiled(), config(stage))
+        losses = losses or got
+        assert got == losses, stage
+        for one, other in zip(got, expected, strict=True):
+            assert abs(float.fromhex(one) - float.fromhex(other)) < 1e-5, (one, other)
+        if stage == 3:
+            report = engine.memory_report()
+            assert report.planned["gathered"] == report.measured_peak["gathered"] <= 2 * (matrix // 8 + 4096), report
+            assert report.live_gathered_peak <= 2 * (matrix // 8 + 4096), report
+            assert report.overflow_slots == 0, report
+        engine.close(keep_parameters=False)
+    whole.close(keep_parameters=False)
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.embedding, self.head = nn.Embedding(64, width), nn.Linear(width, 64, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            tokens = (x * 10).long().remainder(64)
+            return self.head(torch.tanh(self.embedding(tokens))).square().mean()
+
+    whole_losses, whole = train(Tied(), config(3))
+    model = Tied()
+    assert zeroth.tile(model, larger_than=64 * width) == ["embedding", "head"]
+    tied_losses, engine = train(model, config(3))
+    for one, other in zip(tied_losses, whole_losses, strict=True):
+        assert abs(float.fromhex(one) - float.fromhex(other)) < 1e-5, (one, other)
+    planned = [one.memory_report().planned["gathered"] for one in (engine, whole)]
+    assert planned == [64 * width, 4 * 64 * width], planned
+    state, reference = zeroth.untiled_state_dict(model, engine.state_dict()), whole.state_dict()
+    assert state.keys() == reference.keys(), (state.keys(), reference.keys())
+    for name, value in state.items():
+        torch.testing.assert_close(value, reference[name])
+
+
+def main() -> None:
+    folder = sys.argv[1]
+    for name in sys.argv[2:]:
+        globals()[name](folder)
+        print(f"{name}: ok")
+
+
+if __name__ == "__main__":
+    main()
