@@ -200,6 +200,7 @@ void bind_core(py::module_& module) {
       .def_readonly("resident", &MemoryReport::resident)
       .def_readonly("transport", &MemoryReport::transport)
       .def_readonly("pss", &MemoryReport::pss)
+      .def_readonly("residency_choice", &MemoryReport::residency_choice)
       .def_readonly("planned_files", &MemoryReport::planned_files)
       .def_readonly("measured_files", &MemoryReport::measured_files)
       .def_readonly("activation_files", &MemoryReport::activation_files)

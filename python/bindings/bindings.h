@@ -24,6 +24,7 @@ void bind_activations(py::module_& module);  ///< saved tensors of autograd in f
 void bind_core(py::module_& module);         ///< Config, World, StepResult, MemoryReport
 void bind_checkpoint(py::module_& module);   ///< Manifest, CheckpointReader, CheckpointWriter; includes torch
 void bind_comm(py::module_& module);         ///< Mesh and Communicator. It includes torch, as bind_engine() does.
+void bind_host_table(py::module_& module);   ///< HostRows: rows of a table in host memory; includes torch
 void bind_engine(py::module_& module);       ///< Engine and the hooks of its units
 void bind_parallel(py::module_& module);     ///< what models call between ranks, with gradients
 void bind_pipeline(py::module_& module);     ///< Pipeline, and programs as text; includes torch

@@ -454,6 +454,34 @@ class Communicator:
     def barrier(self, name: str = "", *, tag: int = 0) -> None:
         """Waits for all ranks. Ranks compare the name."""
 
+class HostRows:
+    """Rows of float32 in a tensor [rows, dim] on the CPU, which it shares: the arithmetic of HostTable. Tensors are dense and on the
+    CPU; indices are int64. One thread at a time; calls release the GIL. Raises Error USAGE for tensors that do not fit, and for an index that
+    is no row, with its position."""
+
+    def __init__(self, table: torch.Tensor, threads: int) -> None: ...
+    def gather(self, indices: torch.Tensor, out: torch.Tensor) -> None:
+        """Into `out` [indices, dim]."""
+    def gather_in_8_bits(self, indices: torch.Tensor, block: int, values: torch.Tensor, scales: torch.Tensor) -> None:
+        """Into `values` [indices, dim] of int8 and `scales` [indices, blocks of a row]: value * scale, within scale / 2."""
+    def sum(self, indices: torch.Tensor, grads: torch.Tensor, factor: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Touched rows, ascending, and the sums of their gradients in the order of the positions, times `factor`."""
+    def update(
+        self,
+        rule: str,
+        indices: torch.Tensor,
+        grads: torch.Tensor,
+        factor: float,
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        step: int,
+        first: torch.Tensor,
+        second: torch.Tensor,
+    ) -> int:
+        """Updates the touched rows by "sgd", "rowwise_adagrad" or "adam". Returns how many there are."""
+
 class ParameterBox:
     """What a rank's parameter is of the parameter of the whole model."""
 
@@ -705,6 +733,10 @@ class MemoryReport:
     def transport(self) -> int: ...
     @property
     def pss(self) -> int: ...
+    @property
+    def residency_choice(self) -> str:
+        """Which states rest in files and why, if the engine has chosen it (zeroth.offload.ratio); else ""."""
+
     @property
     def planned_files(self) -> int:
         """Bytes on disk of states that rest in files, see zero_optimization.offload_optimizer and offload_param."""

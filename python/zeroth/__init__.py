@@ -30,6 +30,7 @@ from zeroth._C import (
 from zeroth._config import Config, ConfigOverride
 from zeroth._deferred import deferred
 from zeroth._engine import Engine, initialize
+from zeroth._host_table import HostTable, HostTableTraffic
 from zeroth._pretrained import load_pretrained
 from zeroth._reversible import Reversible, ReversibleSequence
 from zeroth._state import Loaded
@@ -55,6 +56,8 @@ __all__ = [
     "Engine",
     "Error",
     "FirstOffender",
+    "HostTable",
+    "HostTableTraffic",
     "Loaded",
     "Local",
     "MemoryReport",

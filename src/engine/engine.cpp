@@ -3,6 +3,7 @@
 #include "engine/operation_table.h"
 #include "engine/own_operations.h"
 #include "engine/phase_clock.h"
+#include "engine/residency_choice.h"
 #include "engine/save_in_flight.h"
 #include "engine/shard_group.h"
 #include "engine/startup_check.h"
@@ -82,6 +83,10 @@ Engine::Engine(std::vector<ParamSpec> params, std::vector<UnitSpec> units, Engin
       static_cast<std::size_t>(reported) < settings_.groups.size() ? static_cast<std::size_t>(reported) : 0;
   if (!trains())
     log_.progress("the model has no trainable parameter: the engine gathers and evaluates, and has no optimizer");
+  residency_choice_ = choose_residency(groups_, settings_, *optimizer_, *kernels_, device_, communicator_);
+  settings_.plan = groups_.front()->spec().plan;
+  if (!residency_choice_.empty()) log_.progress("states in files: " + residency_choice_);
+  require_budgets(groups_, settings_, optimizer_->states(), communicator_);
   require_plan_fits(groups_, settings_, optimizer_->states(), communicator_);
   warnings_ = std::make_unique<StepWarnings>(layout_, settings_.max_nonfinite_steps, rank(), log_);
   allocate_groups();
@@ -691,7 +696,8 @@ MemoryReport Engine::memory_report() const {
                       .demand_fetches = counters_.demand_fetches,
                       .transport = communicator_.backend().memory_bytes(),
                       .pss = pss_bytes(),
-                      .checkpoint_copy = checkpoint_copy_.capacity()};
+                      .checkpoint_copy = checkpoint_copy_.capacity(),
+                      .residency_choice = residency_choice_};
   report.planned.bytes[static_cast<std::size_t>(MemoryState::kStaging)] += settings_.activation_staging();
   if (activations_) report.activation_files = activations_->measured_file_bytes();
   for (const auto& group : groups_) {

@@ -35,6 +35,7 @@ std::string to_text(const MemoryReport& report) {
   if (report.demand_fetches > 0) text += ", fetched on demand " + std::to_string(report.demand_fetches);
   if (report.checkpoint_copy > 0) text += ", copy for checkpoints " + format_bytes(report.checkpoint_copy);
   if (report.compute_copies > 0) text += ", copies for computing " + format_bytes(report.compute_copies);
+  if (!report.residency_choice.empty()) text += "\n  " + report.residency_choice;
   return text;
 }
 

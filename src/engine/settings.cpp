@@ -39,7 +39,9 @@ ResidencyPlan residency_of(const OffloadConfig& offload) {
           .optimizer_ratio = offload.ratio,
           .block_elements = offload.block_elements,
           .slots = offload.buffer_count,
-          .parameter_elements = offload.max_in_cpu};
+          .parameter_elements = offload.max_in_cpu,
+          .plans_ratio = offload.ratio_from == "planned",
+          .cache_blocks = offload.cache_blocks};
 }
 
 std::vector<std::string> folders_of(const std::string& path) {
@@ -140,6 +142,9 @@ EngineSettings make_settings(const Config& config, RankCount ranks, std::vector<
   settings.plan.validate();
   settings.storage = storage_of(config.offload);
   settings.activations = activations_of(config.activations, config.offload);
+  settings.budget = {.device_bytes = static_cast<std::uint64_t>(config.budget.device_bytes),
+                     .host_bytes = static_cast<std::uint64_t>(config.budget.host_bytes),
+                     .file_bytes = static_cast<std::uint64_t>(config.budget.file_bytes)};
   if (config.mesh.splits_models()) {
     settings.plan.axes = {"dp", "sp"};
     settings.mesh = mesh;

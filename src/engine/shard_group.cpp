@@ -218,6 +218,11 @@ std::uint64_t ShardGroup::planned_files(std::span<const StateDeclaration> states
   return plan_file_bytes(layout(), spec_.plan, rank_, states, micro_steps_of_memory(micro_steps), stripe_bytes);
 }
 
+TierTable ShardGroup::planned_tiers(std::span<const StateDeclaration> states, int micro_steps,
+                                    std::size_t stripe_bytes) const {
+  return plan_tiers(layout(), spec_.plan, rank_, states, micro_steps_of_memory(micro_steps), stripe_bytes);
+}
+
 bool ShardGroup::spans_stages() const {
   return contains(spec_.plan.axes, kPipelineAxis);
 }

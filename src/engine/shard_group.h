@@ -14,6 +14,7 @@
 #include <zeroth/comm/mesh.h>
 #include <zeroth/engine/engine.h>
 #include <zeroth/zero/parameter_store.h>
+#include <zeroth/zero/tier_plan.h>
 
 #include <functional>
 #include <memory>
@@ -58,6 +59,8 @@ class ShardGroup {
                                const GroupResources& shared);
 
   [[nodiscard]] const ShardGroupSpec& spec() const { return spec_; }
+  /// Before allocate().
+  void set_residency(ResidencyPlan residency) { spec_.plan.residency = std::move(residency); }
   [[nodiscard]] const ModelPart& part() const { return part_; }
   [[nodiscard]] const ModelLayout& layout() const { return part_.layout; }
   [[nodiscard]] const Communicator& communicator() const { return *communicator_; }
@@ -108,6 +111,8 @@ class ShardGroup {
                                               int micro_steps) const;
   [[nodiscard]] std::uint64_t planned_files(std::span<const StateDeclaration> states, int micro_steps,
                                             std::size_t stripe_bytes) const;
+  [[nodiscard]] TierTable planned_tiers(std::span<const StateDeclaration> states, int micro_steps,
+                                        std::size_t stripe_bytes) const;
   [[nodiscard]] std::uint64_t resident_bytes() const { return memory_->resident_bytes(); }
   /// Of groups inside the job's.
   [[nodiscard]] std::size_t transport_bytes() const;

@@ -27,6 +27,7 @@ std::string describe(const ShardingPlan& plan) {
   // How parameters come is the same on all ranks; where the optimizer's states rest is each rank's own affair.
   if (plan.residency.parameter == Residency::kFiles) text << " parameters in files";
   if (plan.gradient_degree != 0) text << " gradient_degree " << plan.gradient_degree;
+  if (plan.residency.plans_ratio) text << " plans its ratio of states in files";
   return text.str();
 }
 
@@ -61,6 +62,8 @@ std::string describe(const ShardGroups& groups, const EngineSettings& settings) 
        << "\n";
   text << "uneven " << static_cast<int>(settings.uneven) << "\n";
   text << "threads " << settings.threads << "\n";
+  const TierBudget& budget = settings.budget;
+  text << "budget " << budget.device_bytes << " " << budget.host_bytes << " " << budget.file_bytes << "\n";
   text << "schedule " << name_of(settings.schedule.kind) << " " << settings.schedule.warmup_steps << " "
        << settings.schedule.total_steps << " from " << hex_float(settings.schedule.warmup_start)
        << (settings.schedule.logarithmic ? " along a logarithm" : "") << " to " << hex_float(settings.schedule.floor)

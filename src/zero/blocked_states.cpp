@@ -81,10 +81,14 @@ BlockedStates::BlockedStates(const ModelLayout& model, std::span<const StateRow>
   const std::size_t resting = memory_store_memory(in_memory.bytes);
   const FileStoreOptions options = file_store_options(set, slots_, files, rank);
   const std::size_t slots = in_files.bytes.empty() ? 0 : file_store_memory(in_files.bytes, options);
-  memory_ = device.make_arena(ArenaKind::kPrivate, resting + slots, "blocks");
+  const bool caches = set == BlockSet::kUpdates && residency.cache_blocks > 0 && slots > 0;
+  CacheOptions cache{.places = residency.cache_blocks};
+  const std::size_t cached = caches ? cached_store_memory(in_files.bytes, cache) : 0;
+  memory_ = device.make_arena(ArenaKind::kPrivate, resting + slots + cached, "blocks");
   holds_.push_back(device.ledger().hold({-1, MemoryState::kOptimizer}, resting));
-  holds_.push_back(device.ledger().hold({-1, MemoryState::kStaging}, slots));
+  holds_.push_back(device.ledger().hold({-1, MemoryState::kStaging}, slots + cached));
   const std::span<std::byte> for_slots = memory_.reserve(slots, kIoAlignment);
+  const std::span<std::byte> for_cache = memory_.reserve(cached, kSegmentAlignBytes);
   const std::span<std::byte> for_rest = memory_.reserve(resting, kSegmentAlignBytes);
   describe(in_memory, of_memory);
   describe(in_files, of_files);
@@ -94,7 +98,12 @@ BlockedStates::BlockedStates(const ModelLayout& model, std::span<const StateRow>
     return;
   }
   ZR_CHECK(files.queue != nullptr, ErrorCode::kInternal, "states in files have no queue", {.where = "zero.blocks"});
+  StateBlocks in_cache{.bytes = in_files.bytes, .name = in_files.name};
   std::unique_ptr<StateStore> filed = make_file_store(std::move(in_files), options, files.queue, for_slots);
+  if (caches) {
+    for (int block = 0; block < filed->num_blocks(); ++block) cache.order.push_back(block);  // as updates go
+    filed = make_cached_store(std::move(filed), std::move(in_cache), std::move(cache), for_cache);
+  }
   store_ = of_memory.empty() ? std::move(filed) : make_split_store(std::move(rest), std::move(filed), tiers);
 }
 

@@ -206,6 +206,8 @@ MemorySnapshot plan_memory(const ModelLayout& model, const ShardingPlan& plan, i
     if (blocks.in_files.empty()) continue;
     const int slots = block_slots(model, plan.residency, rows, set);
     add(MemoryState::kStaging, file_store_memory(blocks.in_files, {.slots = slots}));
+    if (const int places = plan.residency.cache_blocks; places > 0 && set == BlockSet::kUpdates)
+      add(MemoryState::kStaging, cached_store_memory(blocks.in_files, {.places = places}));
   }
   add(MemoryState::kBucket, bucket_slots(model, plan, micro_steps).total_bytes());
   add(MemoryState::kGathered, gathered_slots(model, plan).total_bytes());

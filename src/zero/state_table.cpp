@@ -117,7 +117,9 @@ std::vector<StateRow> state_table(const ModelLayout& model, const ShardingPlan& 
 }
 
 std::vector<StateBlock> state_blocks(std::span<const StateRow> rows, const ResidencyPlan& residency, BlockSet set) {
-  const double ratio = set == BlockSet::kUpdates ? residency.optimizer_ratio : 1.0;
+  const bool updates = set == BlockSet::kUpdates;
+  const double ratio = updates ? residency.optimizer_ratio : 1.0;
+  const std::vector<bool> chosen = updates ? residency.optimizer_in_files : std::vector<bool>{};
   std::vector<StateBlock> blocks;
   std::int64_t seen = 0;
   std::int64_t in_files = 0;
@@ -137,7 +139,9 @@ std::vector<StateBlock> state_blocks(std::span<const StateRow> rows, const Resid
       const auto n = static_cast<std::size_t>(block.range.size());
       for (const std::size_t size : sizes) block.bytes += align_up(n * size, kSegmentAlignBytes);
       seen += block.range.size();
-      block.in_files = static_cast<double>(in_files + block.range.size()) <= ratio * static_cast<double>(seen);
+      block.in_files = blocks.size() < chosen.size()
+                           ? chosen[blocks.size()]
+                           : static_cast<double>(in_files + block.range.size()) <= ratio * static_cast<double>(seen);
       if (block.in_files) in_files += block.range.size();
       blocks.push_back(block);
     }

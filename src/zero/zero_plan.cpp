@@ -50,16 +50,20 @@ void ShardingPlan::validate() const {
   ZR_CHECK(parameter_degree >= 0 && optimizer_degree >= 0 && gradient_degree >= 0, ErrorCode::kUsage,
            "a degree of sharding is negative", {.which = name});
   ZR_CHECK(ring_slots >= 1 && ring_slots <= 4096, ErrorCode::kUsage, "ring_slots must be 1 to 4096", {.which = name});
-  ZR_CHECK(residency.slots >= 2 && residency.slots <= 4096 && residency.block_elements >= kBlockElements &&
-               residency.block_elements % kBlockElements == 0 && residency.block_elements <= std::int64_t{1} << 30U &&
-               residency.optimizer_ratio >= 0.0 && residency.optimizer_ratio <= 1.0 &&
-               residency.parameter_elements >= 0,
-           ErrorCode::kUsage, "states cannot rest in such blocks",
-           {.where = "zero.plan",
-            .which = name,
-            .expected = "2 to 4096 slots, blocks of 1024 to 2^30 elements in multiples of 1024, a ratio from 0 to 1",
-            .got = std::to_string(residency.slots) + " slots, " + std::to_string(residency.block_elements) +
-                   " elements, ratio " + std::to_string(residency.optimizer_ratio)});
+  ZR_CHECK(
+      residency.slots >= 2 && residency.slots <= 4096 && residency.block_elements >= kBlockElements &&
+          residency.block_elements % kBlockElements == 0 && residency.block_elements <= std::int64_t{1} << 30U &&
+          residency.optimizer_ratio >= 0.0 && residency.optimizer_ratio <= 1.0 && residency.cache_blocks >= 0 &&
+          residency.parameter_elements >= 0,
+      ErrorCode::kUsage, "states cannot rest in such blocks",
+      {.where = "zero.plan",
+       .which = name,
+       .expected =
+           "2 to 4096 slots, blocks of 1024 to 2^30 elements in multiples of 1024, a ratio from 0 to 1, a cache of 0 "
+           "blocks or more",
+       .got = std::to_string(residency.slots) + " slots, " + std::to_string(residency.block_elements) +
+              " elements, ratio " + std::to_string(residency.optimizer_ratio) + ", a cache of " +
+              std::to_string(residency.cache_blocks)});
   ZR_CHECK(prefetch_units >= 0, ErrorCode::kUsage, "prefetch_units must not be negative", {.which = name});
 }
 

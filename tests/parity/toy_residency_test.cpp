@@ -12,7 +12,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -114,6 +116,82 @@ TEST(Residency, StatesInFilesHaveTheBitsOfStatesInMemory) {
 
 TEST(LongResidency, StatesInFilesHaveTheBitsOfStatesInMemory) {
   for (const FactorRow& row : covering_array(kLevels, 3, {})) expect_the_bits_of_memory(row);
+}
+
+std::uint64_t memory_of(const ToyOutcome& outcome) {
+  std::uint64_t bytes = 0;
+  for (const MemoryReport& report : outcome.memory) bytes += report.planned.total();
+  return bytes;
+}
+
+ToyTraining with_settings(ToyTraining training, const std::function<void(EngineSettings&)>& change) {
+  training.tamper = [before = training.tamper, change](int rank, ToyStructure& structure, EngineSettings& settings) {
+    if (before) before(rank, structure, settings);
+    change(settings);
+  };
+  return training;
+}
+
+TEST(Residency, APlannedRatioKeepsInMemoryWhatFitsAndHasTheSameBits) {
+  for (const int ranks : {1, 3}) {
+    const FactorRow one{2, ranks - 1, 0, 1, 0, 1, 0, 0, 0, 0, kOptimizerStates, 0};
+    const ToyOutcome expected = train_toy(training_of(one));
+    ToyTraining planned = in_files(training_of(one), one);
+    const std::uint64_t least = memory_of(train_toy(planned));
+    planned.plan.residency.plans_ratio = true;
+    for (const double share : {0.0, 0.5, 2.0}) {
+      const std::uint64_t most = memory_of(expected);
+      ASSERT_LT(least, most);
+      const std::uint64_t limit = least + static_cast<std::uint64_t>(share * static_cast<double>(most - least));
+      const ToyOutcome got =
+          train_toy(with_settings(planned, [limit](EngineSettings& settings) { settings.memory_limit_bytes = limit; }));
+      const std::string text = std::to_string(ranks) + " ranks, " + std::to_string(share) + " of the way";
+      EXPECT_EQ(difference(expected, got), "") << text;
+      EXPECT_LE(memory_of(got), limit) << text;
+      for (const MemoryReport& memory : got.memory) {
+        EXPECT_EQ(memory.planned, memory.measured_peak) << text << "\n" << to_text(memory);
+        EXPECT_EQ(memory.planned_files, memory.measured_files) << text;
+        EXPECT_EQ(memory.planned_files > 0, share < 1.0) << text << ": " << memory.residency_choice;
+        EXPECT_EQ(memory.residency_choice, got.memory.front().residency_choice) << text;
+        EXPECT_THAT(to_text(memory), HasSubstr(share < 1.0 ? "rest in files" : "stay in memory")) << text;
+      }
+    }
+  }
+}
+
+TEST(Residency, ACacheOverFilesHasTheBitsOfMemoryAndThePlannedBytes) {
+  for (const int ratio : {0, 1}) {
+    const FactorRow one{3, 1, 1, 1, ratio, 0, 0, 0, 0, 1, ratio == 0 ? kOptimizerStates : kBoth, 0};
+    const ToyOutcome expected = train_toy(training_of(one));
+    ToyTraining cached = in_files(training_of(one), one);
+    const std::uint64_t without = memory_of(train_toy(cached));
+    cached.plan.residency.cache_blocks = 3;
+    const ToyOutcome got = train_toy(cached);
+    EXPECT_EQ(difference(expected, got), "");
+    EXPECT_GT(memory_of(got), without);
+    for (const MemoryReport& memory : got.memory) EXPECT_EQ(memory.planned, memory.measured_peak) << to_text(memory);
+  }
+}
+
+TEST(Residency, APlanOverTheBudgetOfATierIsRefusedWithTheTableOfWhoWantsWhat) {
+  const FactorRow one{1, 1, 0, 1, 1, 1, 0, 0, 0, 0, kOptimizerStates, 0};
+  const ToyTraining filed = in_files(training_of(one), one);
+  const auto refusal = [&](const TierBudget& budget) {
+    return message_of(with_settings(filed, [budget](EngineSettings& settings) { settings.budget = budget; }));
+  };
+  EXPECT_THAT(refusal({.file_bytes = 5000}),
+              AllOf(HasSubstr("[OUT_OF_MEMORY] the plan goes over the budget of a tier"), HasSubstr("rank "),
+                    HasSubstr("/zeroth/budget/file_bytes"), HasSubstr("at most 4.88 KiB of files"),
+                    HasSubstr("too much"), HasSubstr("state              device         host        files"),
+                    HasSubstr("optimizer"), HasSubstr("staging"), HasSubstr("sum"), HasSubstr("ratio below 1")));
+  EXPECT_THAT(refusal({.host_bytes = 5000, .file_bytes = 1U << 30U}),
+              AllOf(HasSubstr("/zeroth/budget/host_bytes"), HasSubstr("free"), HasSubstr("smaller buffer_count")));
+  EXPECT_THAT(refusal({.device_bytes = 5000}),
+              AllOf(HasSubstr("/zeroth/budget/device_bytes"), HasSubstr("higher zero_optimization.stage")));
+  const ToyOutcome fits = train_toy(with_settings(filed, [](EngineSettings& settings) {
+    settings.budget = {.device_bytes = 1U << 20U, .host_bytes = 1U << 20U, .file_bytes = 1U << 20U};
+  }));
+  EXPECT_EQ(difference(train_toy(training_of(one)), fits), "");
 }
 
 TEST(Residency, CheckpointsGoFromAndToFiles) {

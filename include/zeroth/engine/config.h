@@ -111,6 +111,8 @@ struct OffloadConfig {
   std::string parameter_device = "none";                 ///< "none", "cpu" (host memory) or "nvme" (files)
   std::string parameter_nvme_path{};                     ///< as nvme_path, which it is where it is empty
   std::int64_t max_in_cpu = 0;                           ///< elements of parameters in files in memory at once; 0: few
+  std::string ratio_from = "given";                      ///< "given": `ratio`; "planned": by measured speeds
+  int cache_blocks = 0;                                  ///< blocks of files that stay in memory beside buffer_count
   std::int64_t block_elements = std::int64_t{1} << 18U;  ///< whose states are one block
   std::string io = "probe";                              ///< engine of requests to files: see io_engine_of()
   bool direct = true;                                    ///< files pass the page cache (O_DIRECT), where it can be
@@ -129,6 +131,13 @@ struct ActivationConfig {
   std::int64_t buffer_bytes = std::int64_t{32} << 20U;  ///< of memory for what is on its way
   /// "none", "cpu" or "nvme".
   [[nodiscard]] std::string_view tier() const { return device == "none" && cpu_checkpointing ? "cpu" : device; }
+};
+
+/// Section "zeroth.budget": most bytes of a rank on each tier; 0: no limit.
+struct BudgetConfig {
+  std::int64_t device_bytes = 0;
+  std::int64_t host_bytes = 0;
+  std::int64_t file_bytes = 0;
 };
 
 /// The rest of section "zeroth".
@@ -218,6 +227,7 @@ struct Config {
   PipelineConfig pipeline{};
   OffloadConfig offload{};
   ActivationConfig activations{};
+  BudgetConfig budget{};
   RuntimeConfig runtime{};
   std::vector<HintNote> hints{};  ///< in the order of the keys; not part of the comparison
 

@@ -81,6 +81,14 @@ struct StorageSettings {
   std::size_t stripe_bytes = std::size_t{1} << 20U;
 };
 
+/// Most bytes that one rank may plan on each tier; 0: no limit of its own.
+struct TierBudget {
+  std::uint64_t device_bytes = 0;  ///< states that rest where they are updated
+  std::uint64_t host_bytes = 0;    ///< states that rest in host memory, blocks on their way and in caches
+  std::uint64_t file_bytes = 0;
+  bool operator==(const TierBudget&) const = default;
+};
+
 /// All settings of the training and of the placement, with all defaults resolved.
 struct EngineSettings {
   ShardingPlan plan{};  ///< of all parameters, or of the first of `shard_groups`
@@ -95,6 +103,7 @@ struct EngineSettings {
   StorageSettings storage{};       ///< used if a plan has states in files
   /// Of a store for saved tensors in files, which the front end fills; unset: there is none. May differ between ranks.
   std::optional<ActivationStoreOptions> activations{};
+  TierBudget budget{};
   OptimizerOptions optimizer{};
   /// Makes an optimizer of the caller's own; unset: make_optimizer(). The same on all ranks.
   std::function<std::unique_ptr<Optimizer>()> own_optimizer{};
@@ -153,6 +162,7 @@ struct MemoryReport {
   std::uint64_t checkpoint_copy = 0;   ///< of this rank's part of the last save_async(), kept for the next; in no plan
   std::uint64_t compute_copies =
       0;  ///< parameters' copies in the memory of the device that computes, where that is another one
+  std::string residency_choice{};  ///< which states rest in files and why, if the engine has chosen it
 };
 
 /// Table with one line a state. Several lines, no trailing newline.
@@ -513,6 +523,7 @@ class Engine {
   std::shared_ptr<Engine*> self_ = std::make_shared<Engine*>(this);
   std::optional<FrozenBase> frozen_base_;
   std::shared_ptr<SaveInFlight> saving_;
+  std::string residency_choice_;    ///< see MemoryReport
   bool leads_batch_ = true;         ///< the first rank of those that compute on its batch
   int data_ranks_ = 1;              ///< ranks with batches of their own
   std::size_t reported_group_ = 0;  ///< the first group with a trainable parameter: the one of StepResult::lr

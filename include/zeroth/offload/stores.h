@@ -43,6 +43,25 @@ struct FileStoreOptions {
                                                            std::unique_ptr<StateStore> second,
                                                            const std::vector<bool>& in_second);
 
+struct CacheOptions {
+  int places = 0;  ///< blocks in the cache at most: 1 or more
+  /// Blocks in the order in which each round uses them, for a use that goes in rounds. With it a block whose next use
+  /// is furthest gives way, and one that comes later than all of them passes by (Belady). Empty: the one that was used
+  /// longest ago gives way. May leave out blocks, which then pass by, and name one several times.
+  std::vector<int> order{};
+};
+
+/// Bytes of memory that make_cached_store() needs: min(places, blocks) of the largest block, rounded up to 64 bytes.
+[[nodiscard]] std::size_t cached_store_memory(std::span<const std::size_t> block_bytes, const CacheOptions& options);
+
+/// Some blocks of `slower` in memory from lease to lease. A block in the cache is read and written there, and goes to
+/// `slower` when it gives way, or with flush(); others are leased from `slower`. A block whose place cannot be had,
+/// because of leases or because a write fails, stays where it is: nothing is lost. `blocks`: those of `slower`, of
+/// which bytes and name are read. `memory`: cached_store_memory() bytes, at a multiple of 64; stays the caller's.
+/// Throws kUsage.
+[[nodiscard]] std::unique_ptr<StateStore> make_cached_store(std::unique_ptr<StateStore> slower, StateBlocks blocks,
+                                                            CacheOptions options, std::span<std::byte> memory);
+
 /// Alignment of slots in memory, and of blocks in files: what every queue and file takes.
 inline constexpr std::size_t kIoAlignment = 4096;
 

@@ -84,6 +84,10 @@ struct ResidencyPlan {
   /// Elements of parameters in files that are in memory at once, gathered ones not counted, at most; 0: as many blocks
   /// as the four largest units have.
   std::int64_t parameter_elements = 0;
+  bool plans_ratio = false;  ///< the engine measures the tiers when it is made, and sets what follows
+  /// Which blocks are in files, by their number on a rank; the ratio says it of blocks beyond. Empty: of all.
+  std::vector<bool> optimizer_in_files{};
+  int cache_blocks = 0;  ///< blocks of files that stay in memory beside the slots, see make_cached_store()
   bool operator==(const ResidencyPlan&) const = default;
 };
 

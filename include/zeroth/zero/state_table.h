@@ -92,7 +92,8 @@ struct StateBlock {
 };
 
 /// The blocks of the rows of a set whose residency is kFiles, in the order of flats and elements. Blocks of updates in
-/// files are spread among those in memory by ShardingPlan::residency.optimizer_ratio.
+/// files are spread among those in memory by ShardingPlan::residency: its optimizer_in_files, or its
+/// optimizer_ratio.
 [[nodiscard]] std::vector<StateBlock> state_blocks(std::span<const StateRow> rows, const ResidencyPlan& residency,
                                                    BlockSet set);
 

@@ -400,6 +400,10 @@ void check_together(const Config& config, const Document& document, Problems& pr
   if (config.bf16 && config.fp16.enabled) {
     add("/fp16/enabled", "bf16 and fp16 are both enabled", "one of them", "both", "bf16 needs no loss scale");
   }
+  if (config.offload.ratio_from == "planned" && given("/zero_optimization/offload_optimizer/ratio")) {
+    add("/zeroth/offload/ratio", "two keys say which share of the states is in files", "given", "planned",
+        "leave out offload_optimizer.ratio");
+  }
   if (!problems.touches("/optimizer")) check_optimizer(config.optimizer, add);
   if (!problems.touches("/zero_optimization") && !problems.touches("/zeroth")) check_degrees(config.zero, add);
   if (!problems.touches("/scheduler")) {

@@ -466,6 +466,41 @@ constexpr std::array kKeys{
                  "largest.",
          .lowest = 0,
          .highest = std::numeric_limits<std::int64_t>::max()}),
+    bind<&Config::offload, &OffloadConfig::ratio_from>(
+        {.pointer = "/zeroth/offload/ratio",
+         .kind = KeyKind::kChoice,
+         .text = "Where the share of the states in files comes from: `given`, offload_optimizer.ratio; `planned`, the "
+                 "engine measures files and updates for at most about a second when it is made, and keeps in memory "
+                 "what makes the update fastest within `memory_limit_bytes` and `budget` (without a limit: half of "
+                 "the memory that is free). Never changes a number.",
+         .choices = "given|planned",
+         .applies = [](const Config& config) { return config.offload.optimizer_device == "nvme"; },
+         .applies_text = "offload_optimizer.device nvme"}),
+    bind<&Config::offload, &OffloadConfig::cache_blocks>(
+        {.pointer = "/zeroth/offload/cache_blocks",
+         .kind = KeyKind::kInteger,
+         .text = "Blocks of files that stay in memory from step to step, beside buffer_count; the others pass by.",
+         .highest = std::int64_t{1} << 20U,
+         .applies = [](const Config& config) { return config.offload.optimizer_device == "nvme"; },
+         .applies_text = "offload_optimizer.device nvme"}),
+    bind<&Config::budget, &BudgetConfig::device_bytes>(
+        {.pointer = "/zeroth/budget/device_bytes",
+         .kind = KeyKind::kInteger,
+         .text =
+             "Most bytes of a rank's states that rest where they are updated; 0: no limit. A plan that goes over it "
+             "is refused before anything is allocated, with a table.",
+         .highest = kMaxBytes}),
+    bind<&Config::budget, &BudgetConfig::host_bytes>(
+        {.pointer = "/zeroth/budget/host_bytes",
+         .kind = KeyKind::kInteger,
+         .text = "Most bytes of a rank's states in host memory outside of the device, with blocks on their way and "
+                 "caches; 0: no limit.",
+         .highest = kMaxBytes}),
+    bind<&Config::budget, &BudgetConfig::file_bytes>(
+        {.pointer = "/zeroth/budget/file_bytes",
+         .kind = KeyKind::kInteger,
+         .text = "Most bytes of a rank's states in files; 0: no limit but the space that is free in each folder.",
+         .highest = kMaxBytes}),
     bind<&Config::offload, &OffloadConfig::block_elements>(
         {.pointer = "/zeroth/offload/block_elements",
          .kind = KeyKind::kInteger,

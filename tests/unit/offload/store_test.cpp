@@ -45,7 +45,9 @@ struct Shape {
   IoEngineKind engine = IoEngineKind::kThreads;
   FileAccess access = FileAccess::kDirect;
   std::shared_ptr<IoFaults> faults{};
-  double ratio = 1.0;  ///< below 1: every other block in memory
+  double ratio = 1.0;   ///< below 1: every other block in memory; 0: all
+  int cached = 0;       ///< places of a cache over the files
+  bool rounds = false;  ///< the cache knows an order
 };
 
 StateBlocks blocks_of(std::vector<std::size_t> bytes) {
@@ -65,14 +67,16 @@ Made made(const Shape& shape) {
   std::vector<int> file_numbers;
   std::vector<bool> second;
   for (int block = 0; block < static_cast<int>(shape.bytes.size()); ++block) {
-    const bool filed = shape.ratio >= 1.0 || block % 2 == 1;
+    const bool filed = shape.ratio >= 1.0 || (shape.ratio > 0.0 && block % 2 == 1);
     second.push_back(filed);
     (filed ? in_files : in_memory).push_back(shape.bytes[static_cast<std::size_t>(block)]);
     (filed ? file_numbers : memory_numbers).push_back(block);
   }
-  const std::size_t slots = file_store_memory(in_files, options);
+  const std::size_t slots = in_files.empty() ? 0 : file_store_memory(in_files, options);
   const std::size_t rest = memory_store_memory(in_memory);
-  result.arena = Arena::create(ArenaKind::kPrivate, slots + rest + kIoAlignment, "store test");
+  CacheOptions cache{.places = shape.cached};
+  const std::size_t cached = shape.cached > 0 ? cached_store_memory(in_files, cache) : 0;
+  result.arena = Arena::create(ArenaKind::kPrivate, slots + rest + cached + kIoAlignment, "store test");
   const auto numbered = [](std::vector<std::size_t> bytes, std::vector<int> numbers) {
     StateBlocks blocks = blocks_of(std::move(bytes));
     blocks.initial = [numbers](int block, std::span<std::byte> out) {
@@ -80,8 +84,17 @@ Made made(const Shape& shape) {
     };
     return blocks;
   };
+  if (in_files.empty()) {
+    result.store = make_memory_store(numbered(in_memory, memory_numbers), result.arena.reserve(rest, 64));
+    return result;
+  }
   std::unique_ptr<StateStore> filed = make_file_store(numbered(in_files, file_numbers), options, result.queue,
                                                       result.arena.reserve(slots, kIoAlignment));
+  if (shape.cached > 0) {
+    for (int block = 0; shape.rounds && block < filed->num_blocks(); ++block) cache.order.push_back(block);
+    filed =
+        make_cached_store(std::move(filed), numbered(in_files, file_numbers), cache, result.arena.reserve(cached, 64));
+  }
   result.store =
       in_memory.empty()
           ? std::move(filed)
@@ -163,6 +176,12 @@ TEST(StateStore, HasWhatWasWrittenWhateverTheOrder) {
   compare_with_map({.bytes = kSizes, .slots = 3, .ratio = 0.5}, 22, 300);
   compare_with_map({.bytes = kSizes, .slots = 2, .access = FileAccess::kBuffered}, 23, 300);
   compare_with_map({.bytes = kSizes, .slots = 3, .engine = IoEngineKind::kAuto}, 24, 300);
+  compare_with_map({.bytes = kSizes, .ratio = 0.0}, 25, 300);
+  for (const bool rounds : {false, true}) {
+    for (const int cached : {1, 3, 9})
+      compare_with_map({.bytes = kSizes, .slots = 2, .cached = cached, .rounds = rounds}, 26, 300);
+    compare_with_map({.bytes = kSizes, .slots = 2, .ratio = 0.5, .cached = 2, .rounds = rounds}, 27, 300);
+  }
 }
 
 TEST(LongStateStore, HasWhatWasWrittenWhateverTheOrder) {
@@ -171,7 +190,9 @@ TEST(LongStateStore, HasWhatWasWrittenWhateverTheOrder) {
                       .slots = 2 + static_cast<int>(seed % 4),
                       .folders = 1 + static_cast<int>(seed % 2),
                       .engine = seed % 3 == 0 ? IoEngineKind::kAuto : IoEngineKind::kThreads,
-                      .ratio = seed % 5 == 0 ? 0.5 : 1.0},
+                      .ratio = seed % 5 == 0 ? 0.5 : 1.0,
+                      .cached = static_cast<int>(seed % 4),
+                      .rounds = seed % 8 < 4},
                      seed, 1500);
   }
 }
@@ -183,7 +204,9 @@ TEST(StateStore, LosesNothingWhenTransfersFail) {
                                                         {.kind = IoFaultKind::kShort, .probability = 0.1},
                                                         {.kind = IoFaultKind::kRefuse, .probability = 0.05}},
                                    seed);
-    compare_with_map({.bytes = kSizes, .slots = 3, .faults = faults}, seed, 300);
+    compare_with_map(
+        {.bytes = kSizes, .slots = 3, .faults = faults, .cached = static_cast<int>(seed % 2) * 2, .rounds = seed == 3},
+        seed, 300);
     EXPECT_GT(faults->count(IoFaultKind::kErrno), 0U);
   }
 }
@@ -224,6 +247,57 @@ TEST(StateStore, ReadsAheadAndWritesBehind) {
   EXPECT_EQ(after.waits, before.waits) << "every block had been asked for before its lease";
   EXPECT_LE(after.reads - before.reads, 6U);
   EXPECT_EQ(after.writes, before.writes) << "what is read is not written";
+}
+
+/// Blocks that `rounds` rounds of updates in order read and write, behind a first one.
+StoreCounters traffic_of(const Shape& shape, int rounds) {
+  Made one = made(shape);
+  const auto round = [&one] {
+    for (int block = 0; block < one.store->num_blocks(); ++block) {
+      const StateLease lease = one.store->acquire(block, Access::kUpdate);
+      lease.bytes()[0] ^= std::byte{1};
+    }
+  };
+  round();
+  const StoreCounters before = one.store->counters();
+  for (int number = 0; number < rounds; ++number) round();
+  const StoreCounters after = one.store->counters();
+  return {.leases = after.leases - before.leases,
+          .reads = after.reads - before.reads,
+          .writes = after.writes - before.writes,
+          .slot_hits = after.slot_hits - before.slot_hits};
+}
+
+TEST(StateStore, ACacheThatKnowsTheOrderSparesAsManyBlocksARoundAsItHasPlaces) {
+  const std::vector<std::size_t> ten(10, 4096);
+  for (const int places : {1, 4, 9}) {
+    const StoreCounters counted = traffic_of({.bytes = ten, .slots = 2, .cached = places, .rounds = true}, 3);
+    const auto passing = static_cast<std::uint64_t>(3 * (10 - places));
+    EXPECT_EQ(counted.leases, 30U);
+    EXPECT_LE(counted.reads, passing) << places << " places";  // a slot may still have one
+    EXPECT_EQ(counted.writes, passing) << places << " places";
+  }
+  // The same blocks, all of them: the one that was used longest ago is the next to be used.
+  EXPECT_EQ(traffic_of({.bytes = ten, .slots = 2, .cached = 4}, 3).writes, 30U);
+  const StoreCounters all = traffic_of({.bytes = ten, .slots = 2, .cached = 10}, 3);
+  EXPECT_EQ(all.reads + all.writes, 0U) << "everything has its place";
+}
+
+TEST(StateStore, ACacheWritesBackWhatGivesWay) {
+  Made one = made({.bytes = {4096, 4096, 4096}, .slots = 2, .cached = 1});
+  write(*one.store, 0, Bytes(4096, std::byte{7}), Access::kOverwrite);
+  EXPECT_EQ(one.store->counters().writes, 0U) << "it is in the cache";
+  write(*one.store, 1, Bytes(4096, std::byte{8}), Access::kOverwrite);
+  EXPECT_EQ(one.store->counters().writes, 1U);
+  one.store->flush();
+  EXPECT_EQ(one.store->counters().writes, 2U);
+  one.store->flush();
+  EXPECT_EQ(one.store->counters().writes, 2U) << "nothing has changed";
+  EXPECT_EQ(one.store->slot_bytes(), 3U * 4096);
+  const StateLease kept = one.store->acquire(1, Access::kUpdate);
+  EXPECT_EQ(read(*one.store, 0), Bytes(4096, std::byte{7})) << "past the cache, whose place is leased";
+  EXPECT_THAT(test::error_of(ErrorCode::kUsage, [&] { (void)one.store->acquire(1, Access::kRead); }),
+              AllOf(HasSubstr("leased already"), HasSubstr("moments of layer 1")));
 }
 
 TEST(StateStore, BytesAreThoseOfTheFormula) {

@@ -2,6 +2,7 @@
 #include "random_model.h"
 
 #include <zeroth/zero/memory_plan.h>
+#include <zeroth/zero/tier_plan.h>
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
@@ -298,6 +299,44 @@ TEST(MemoryPlan, KnownTableOfOneLinearLayer) {
     EXPECT_EQ(mib(stage, MemoryState::kReduced), 0) << "the one bucket takes the sums";
     EXPECT_EQ(mib(stage, MemoryState::kGathered), gathered[stage]);
   }
+}
+
+TEST(MemoryPlan, TiersHaveWhatThePlanHas) {
+  auto [params, units] = eight_blocks();
+  const ModelLayout model = make_model_layout(params, units, 2);
+  const std::vector<StateDeclaration> states = element_states(2);
+  const auto tiers = [&](const ResidencyPlan& residency, const auto& check) {
+    ShardingPlan plan = zero_plan(2, {"dp"});
+    plan.residency = residency;
+    const TierTable table = plan_tiers(model, plan, 1, states, 1, 4096);
+    const MemorySnapshot memory = plan_memory(model, plan, 1, states, 1);
+    for (std::size_t state = 0; state < kNumMemoryStates; ++state)
+      EXPECT_EQ(table.rows[state].device + table.rows[state].host, memory.bytes[state]) << state;
+    EXPECT_EQ(table.total().files, plan_file_bytes(model, plan, 1, states, 1, 4096));
+    check(table.rows[static_cast<std::size_t>(MemoryState::kOptimizer)], table.total());
+    return memory.total();
+  };
+  const auto resident = tiers({}, [](const TierBytes& optimizer, const TierBytes& total) {
+    EXPECT_GT(optimizer.device, 0U);
+    EXPECT_EQ(total.host + total.files, 0U);
+  });
+  (void)tiers({.optimizer = Residency::kHost}, [resident](const TierBytes& optimizer, const TierBytes& total) {
+    EXPECT_EQ(optimizer.device, 0U);
+    EXPECT_EQ(total.host, optimizer.host);
+    EXPECT_EQ(total.device + total.host, resident);
+  });
+  ResidencyPlan filed{.optimizer = Residency::kFiles, .block_elements = 1024};
+  (void)tiers(filed, [](const TierBytes& optimizer, const TierBytes& total) {
+    EXPECT_EQ(optimizer.device + optimizer.host, 0U);
+    EXPECT_GT(total.host, 0U) << "the slots";
+    EXPECT_EQ(total.files, optimizer.files);
+  });
+  filed.optimizer_in_files = {false, true};  // the ratio, 1, says it of the others
+  filed.cache_blocks = 2;
+  (void)tiers(filed, [](const TierBytes& optimizer, const TierBytes& total) {
+    EXPECT_EQ(optimizer.host, 8192U) << "one block, of two moments";
+    EXPECT_EQ(total.host, 8192U + (4 + 2) * 8192U);
+  });
 }
 
 TEST(MemoryPlan, GradientsLieInTheirBucketAsTheyAreComputed) {

@@ -1,0 +1,244 @@
+"""Embedding tables in host memory, for tables that are larger than a device.
+
+B: indices of a lookup, R: rows of the table, D: values of a row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import typing
+
+import torch
+
+from zeroth import _C
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Mapping
+
+RULES = ("sgd", "rowwise_adagrad", "adam")
+_STATES = {"sgd": (), "rowwise_adagrad": ("sums",), "adam": ("exp_avg", "exp_avg_sq")}
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class HostTableTraffic:
+    """What a table has sent to the model's device since it was made or reset."""
+
+    rows: int = 0
+    """looked up, with repetitions"""
+    sent_bytes: int = 0
+    """to the device: values, and with 8 bits their scales"""
+    float32_bytes: int = 0
+    """what the same rows are in float32"""
+
+
+def _host_memory(shape: tuple[int, ...], dtype: torch.dtype, *, pin: bool) -> tuple[torch.Tensor, str]:
+    """Zeroed memory, page-locked if a device wants it and the system grants it; and why not, if so."""
+    if not pin:
+        return torch.zeros(shape, dtype=dtype), "the model computes on the CPU"
+    try:
+        return torch.zeros(shape, dtype=dtype, pin_memory=True), ""
+    except RuntimeError as refused:  # of the driver, or of a limit on locked memory
+        return torch.zeros(shape, dtype=dtype), str(refused).splitlines()[0]
+
+
+class HostTable:
+    """R rows of D float32 values in host memory. A lookup brings the rows of a batch to the model's device; its
+    backward keeps the gradients of these rows alone; step() updates them.
+
+        table = zeroth.HostTable(1_000_000, 64, device="cuda", rule="rowwise_adagrad", lr=0.05)
+        hidden_BD = table(indices_B)     # differentiable
+        loss.backward()
+        table.step()
+
+    It is no parameter of a model: an engine neither shards nor saves it; see state_dict().
+
+    With several ranks give their `group`: every rank has the whole table, and step() is a call of all ranks. It gathers
+    indices and gradients in rank order and takes their mean over the ranks, so that one process with the ranks' batches
+    one behind the other computes the same, to the last bit where the number of ranks is a power of two.
+    """
+
+    def __init__(
+        self,
+        num_rows: int,
+        dim: int,
+        *,
+        device: torch.device | str = "cpu",
+        values: torch.Tensor | None = None,
+        rule: str = "sgd",
+        lr: float = 0.01,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        quantize: bool = False,
+        block: int = 64,
+        group: _C.Communicator | None = None,
+        threads: int = 0,
+    ) -> None:
+        """`values` [R, D]: the first ones; without them normal with standard deviation 1, as torch.nn.Embedding, the
+        same on all ranks only if their generators are. rule: "sgd"; "rowwise_adagrad", one state a row; "adam", on
+        touched rows alone as torch.optim.SparseAdam. quantize: rows travel in 8 bits with one float32 scale for `block`
+        values; a value arrives within half a step, scale / 2, of its own. threads: of gathers and updates; 0: the
+        processors that this process may use. Throws Error USAGE."""
+        if num_rows < 1 or dim < 1 or block < 1:
+            sizes = f"{num_rows} rows of {dim} values, blocks of {block}"
+            raise _usage("a host table has no rows, no values or empty blocks", "1 or more of each", sizes)
+        if rule not in RULES:
+            raise _usage("a host table has no such rule", ", ".join(RULES), rule)
+        if values is not None and tuple(values.shape) != (num_rows, dim):
+            raise _usage("the values of a host table have another shape", f"{[num_rows, dim]}", f"{list(values.shape)}")
+        self.device = torch.device(device)
+        self.rule = rule
+        self.lr = lr
+        self.betas = betas
+        self.eps = eps
+        self.quantize = quantize
+        self.block = block
+        self.traffic = HostTableTraffic()
+        self.steps = 0
+        pin = self.device.type == "cuda"
+        self.values, self.not_pinned = _host_memory((num_rows, dim), torch.float32, pin=pin)
+        with torch.no_grad():
+            if values is None:
+                self.values.normal_()
+            else:
+                self.values.copy_(values)
+        shapes = {"sums": (num_rows,), "exp_avg": (num_rows, dim), "exp_avg_sq": (num_rows, dim)}
+        self._states = {name: torch.zeros(shapes[name]) for name in _STATES[rule]}
+        self._rows = _C.HostRows(self.values, threads or len(os.sched_getaffinity(0)))
+        self._group = group
+        self._pending: list[tuple[torch.Tensor, torch.Tensor]] = []
+        # autograd calls a backward only if an input asks for gradients
+        self._anchor = torch.zeros((), device=self.device, requires_grad=True)
+
+    @property
+    def is_pinned(self) -> bool:
+        """The table is in page-locked memory; if not, `not_pinned` says why."""
+        return not self.not_pinned
+
+    @property
+    def num_rows(self) -> int:
+        return self.values.shape[0]
+
+    @property
+    def dim(self) -> int:
+        return self.values.shape[1]
+
+    def __call__(self, indices: torch.Tensor) -> torch.Tensor:
+        """lookup()"""
+        return self.lookup(indices)
+
+    def lookup(self, indices: torch.Tensor) -> torch.Tensor:
+        """The rows of integer `indices` of any shape, [*indices.shape, D] on the table's device. Gradients come to the
+        rows as they are, quantized or not. Throws Error USAGE, with the position, for an index that is no row."""
+        if indices.dtype.is_floating_point or indices.dtype.is_complex or indices.dtype == torch.bool:
+            raise _usage("indices of a host table are no integers", "int64", str(indices.dtype))
+        flat_B = indices.detach().to("cpu", torch.int64).reshape(-1).contiguous()
+        rows_BD: torch.Tensor = _Lookup.apply(self._anchor, self, flat_B)  # type: ignore[no-untyped-call]
+        return rows_BD.reshape(*indices.shape, self.dim)
+
+    def gradients(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows that have gradients, ascending and each once, and their sums on this rank: [n], [n, D]."""
+        indices_B, grads_BD = self._own()
+        return self._rows.sum(indices_B, grads_BD, 1.0)
+
+    def zero_grad(self) -> None:
+        """Forgets the gradients since the last step()."""
+        self._pending.clear()
+
+    def step(self) -> int:
+        """Updates the rows that have gradients, and forgets these. Returns how many rows were updated. With a group all
+        ranks call it, also those without a gradient."""
+        indices_B, grads_BD = self._own()
+        factor = 1.0
+        if self._group is not None and self._group.size > 1:
+            counts = self._group.all_gather(torch.tensor([indices_B.numel()])).tolist()
+            indices_B = self._group.all_gather(indices_B, counts=counts)
+            grads_BD = self._group.all_gather(grads_BD, counts=counts)
+            factor = 1.0 / self._group.size
+        self._pending.clear()
+        if indices_B.numel() == 0:
+            return 0
+        self.steps += 1
+        none = torch.zeros(0)
+        first, second = [*self._states.values(), none, none][:2]
+        return self._rows.update(
+            self.rule,
+            indices_B,
+            grads_BD,
+            factor,
+            lr=self.lr,
+            betas=self.betas,
+            eps=self.eps,
+            step=self.steps,
+            first=first,
+            second=second,
+        )
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Values, states of the rule and "steps": the table's own memory, as torch's modules give it."""
+        return {"values": self.values, **self._states, "steps": torch.tensor(self.steps)}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Copies what state_dict() gave. Throws Error USAGE, and changes nothing, if names or shapes differ."""
+        own = {"values": self.values, **self._states}
+        names = sorted([*own, "steps"])
+        if sorted(state) != names:
+            raise _usage("a state is not that of a host table with this rule", str(names), str(sorted(state)))
+        for name, tensor in own.items():
+            expected, got = list(tensor.shape), list(state[name].shape)
+            if expected != got:
+                raise _usage(f"{name} of a host table has another shape", str(expected), str(got))
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
+        self.steps = int(state["steps"])
+        self._pending.clear()
+
+    def _own(self) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self._pending:
+            return torch.zeros(0, dtype=torch.int64), torch.zeros(0, self.dim)
+        return torch.cat([one[0] for one in self._pending]), torch.cat([one[1] for one in self._pending])
+
+    def _bring(self, indices_B: torch.Tensor) -> torch.Tensor:
+        """The rows, on the device."""
+        count = indices_B.numel()
+        pin = self.device.type == "cuda" and self.is_pinned
+        self.traffic.rows += count
+        self.traffic.float32_bytes += count * self.dim * 4
+        if not self.quantize:
+            rows_BD = torch.empty(count, self.dim, pin_memory=pin)
+            self._rows.gather(indices_B, rows_BD)
+            self.traffic.sent_bytes += rows_BD.nbytes
+            return rows_BD.to(self.device, non_blocking=True)
+        blocks = -(-self.dim // self.block)
+        steps_BD = torch.empty(count, self.dim, dtype=torch.int8, pin_memory=pin)
+        scales = torch.empty(count, blocks, pin_memory=pin)
+        self._rows.gather_in_8_bits(indices_B, self.block, steps_BD, scales)
+        self.traffic.sent_bytes += steps_BD.nbytes + scales.nbytes
+        there_BD = steps_BD.to(self.device, non_blocking=True).to(torch.float32)
+        wide = scales.to(self.device, non_blocking=True).repeat_interleave(self.block, dim=1)[:, : self.dim]
+        return there_BD * wide
+
+    def _keep(self, indices_B: torch.Tensor, grads_BD: torch.Tensor) -> None:
+        self._pending.append((indices_B, grads_BD.detach().to("cpu", torch.float32).contiguous()))
+
+
+class _Lookup(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: typing.Any,
+        anchor: torch.Tensor,
+        table: HostTable,
+        indices_B: torch.Tensor,  # noqa: ANN401
+    ) -> torch.Tensor:
+        ctx.table = table
+        ctx.indices_B = indices_B
+        return table._bring(indices_B)
+
+    @staticmethod
+    def backward(ctx: typing.Any, *grads: torch.Tensor) -> tuple[None, None, None]:  # noqa: ANN401
+        ctx.table._keep(ctx.indices_B, grads[0])
+        return None, None, None
+
+
+def _usage(message: str, expected: str, got: str) -> _C.Error:
+    return _C.make_error("USAGE", message, where="host_table", expected=expected, got=got)
