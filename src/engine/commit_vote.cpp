@@ -28,6 +28,7 @@ constexpr std::int64_t kPreempted = 8;
 constexpr std::int64_t kOut = 16;
 constexpr std::int64_t kSaveEnded = 32;
 constexpr std::int64_t kSaveFailed = 64;
+constexpr std::int64_t kUpdated = 128;
 constexpr unsigned kFlagBits = 8;  // above them: micro-steps without a batch
 
 /// With as many digits as tell it from its neighbours.
@@ -107,7 +108,8 @@ CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicat
   own[2] = static_cast<std::int64_t>(ballot.offender.count);
   own[3] = (ballot.failed ? kFailed : 0) | (ballot.idle ? kIdle : 0) | (ballot.discards ? kDiscards : 0) |
            (ballot.preempted ? kPreempted : 0) | (ballot.out ? kOut : 0) | (ballot.save_ended ? kSaveEnded : 0) |
-           (ballot.save_failed ? kSaveFailed : 0) | (std::int64_t{ballot.joined} << kFlagBits);
+           (ballot.save_failed ? kSaveFailed : 0) | (ballot.updated ? kUpdated : 0) |
+           (std::int64_t{ballot.joined} << kFlagBits);
   own[4] = ballot.groups;
   own[5] = ballot.backwards;
   own[6] = ballot.times.between_us;
@@ -130,6 +132,7 @@ CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicat
     if ((theirs[3] & kIdle) != 0 && vote.idle_rank < 0) vote.idle_rank = static_cast<int>(rank);
     int& same = (theirs[3] & kDiscards) != 0 ? vote.discarding_rank : vote.keeping_rank;
     if (same < 0) same = static_cast<int>(rank);
+    if ((theirs[3] & kUpdated) != 0 && vote.updated_rank < 0) vote.updated_rank = static_cast<int>(rank);
     if ((theirs[3] & kPreempted) != 0 && vote.preempted_rank < 0) vote.preempted_rank = static_cast<int>(rank);
     if (theirs[5] != message[ranks_begin + 5] && vote.uneven_rank < 0) vote.uneven_rank = static_cast<int>(rank);
     vote.joined += theirs[3] >> kFlagBits;

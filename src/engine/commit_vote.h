@@ -32,6 +32,7 @@ struct Ballot {
   bool discards = false;       ///< this rank wants no update, but the step's gradients forgotten
   bool save_ended = false;     ///< rank 0: the save that runs behind has ended
   bool save_failed = false;    ///< and failed
+  bool updated = false;        ///< this rank has begun the update that the vote is about
   std::vector<std::int64_t> trains{0};  ///< one a shard group: digest of its parameters that want a gradient here
 };
 
@@ -55,6 +56,7 @@ struct CommitVote {
   std::vector<StepTimes> times{};         ///< by rank
   int discarding_rank = -1;               ///< first rank that discards
   int keeping_rank = -1;                  ///< first rank that does not
+  int updated_rank = -1;                  ///< first rank that has begun the update
   bool save_ended = false;                ///< as rank 0 says
   bool save_failed = false;
   int usual_trains_rank = 0;   ///< first of the ranks that train what most ranks of a shard group train

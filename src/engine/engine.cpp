@@ -1,5 +1,6 @@
 #include "base/planted.h"
 #include "engine/commit_vote.h"
+#include "engine/early_update.h"
 #include "engine/operation_table.h"
 #include "engine/own_operations.h"
 #include "engine/phase_clock.h"
@@ -54,7 +55,8 @@ Engine::Engine(std::vector<ParamSpec> params, std::vector<UnitSpec> units, Engin
       kernels_(settings_.own_kernels ? settings_.own_kernels(device, *pool_) : make_kernels(device, *pool_)),
       place_(mesh_place_of(settings_, communicator_.rank(), communicator_.size())),
       layout_(make_model_layout(std::move(params), std::move(units), degrees_of_groups())),
-      scaler_(settings_.loss_scaling) {
+      scaler_(settings_.loss_scaling),
+      early_(std::make_unique<EarlyUpdate>()) {
   clock_ = std::make_unique<PhaseClock>();
   kernels::require_isa_override();
   if (kernels::best_isa() == kernels::Isa::kScalar) {
@@ -72,6 +74,7 @@ Engine::Engine(std::vector<ParamSpec> params, std::vector<UnitSpec> units, Engin
             .which = std::string(optimizer_->name()),
             .expected = zeroth::join(optimizer_names(), ", "),
             .hint = "or train it with its states in memory of the host"});
+  require_possible(settings_, kernels_->on_host());
   build_groups();
   require_same_structure(groups_, settings_, communicator_);
   for (const auto& group : groups_) require_parameter_slots(group->layout(), group->spec().plan);
@@ -247,8 +250,10 @@ Invocation Engine::begin_forward(int unit, bool evaluates) {
 
 void Engine::pre_forward(const Invocation& use) {
   enter(use.evaluates ? Phase::kEvaluation : Phase::kForward, use.unit);
+  require_whole("a forward");
   for (const PartIndex part : parts_of(use.unit)) {
     const auto [group, unit] = at(part);
+    group.require_usable(unit);
     group.uses().pre_forward(unit);
   }
 }
@@ -270,8 +275,11 @@ void Engine::drop_forward(const Invocation& use) noexcept {
 void Engine::pre_backward(int unit) {
   uneven_join_->announce_backward(own_->backward);
   enter(Phase::kBackward, unit);
+  begin_early_update();
+  advance_early_update();
   for (const PartIndex part : parts_of(unit)) {
     const auto [group, index] = at(part);
+    group.require_usable(index);
     group.uses().pre_backward(index);
   }
 }
@@ -280,7 +288,9 @@ void Engine::post_backward(int unit) {
   for (const PartIndex part : parts_of(unit)) {
     const auto [group, index] = at(part);
     group.uses().post_backward(index);
+    if (updates_early() && group.uses().gradients_complete(index)) group.end_use(index);
   }
+  advance_early_update();
 }
 
 void Engine::grad_ready(int param, ConstTensorView grad) {
@@ -288,11 +298,12 @@ void Engine::grad_ready(int param, ConstTensorView grad) {
            "a gradient of a parameter that never trains",
            {.where = "engine.backward", .which = layout_.params[static_cast<std::size_t>(param)].name});
   uneven_join_->announce_backward(own_->backward);
+  begin_early_update();
   const auto [group, index] = param_at(param);
   group.gradients().add(index, grad);
   group.uses().count_gradient(index);
   const int unit = group.layout().places[static_cast<std::size_t>(index)].unit;
-  if (group.uses().gradients_complete(unit)) group.gradients().close_unit(unit);
+  if (group.uses().gradients_complete(unit)) group.gradients().close_unit(unit, updates_early());
 }
 
 void Engine::expect_gradient(int param, bool expected) {
@@ -319,6 +330,7 @@ void Engine::end_backward() {
   uneven_join_->announce_backward(own_->backward);
   gradient_factor_.reset();
   for (const auto& group : groups_) group->end_backward();
+  if (!backward_failed_) advance_early_update();
   had_backward_ = true;
   ++backwards_;
 }
@@ -364,6 +376,12 @@ StepResult Engine::step() {
 
 void Engine::steer(std::vector<int> forwards) {
   ZR_ASSERT(forwards.size() == layout_.units.size(), "a number of forwards for each unit");
+  ZR_CHECK(!settings_.update.inside_backward, ErrorCode::kConfig,
+           "an update inside backward where backwards come in parts",
+           {.where = "engine",
+            .which = "/zeroth/update/inside_backward",
+            .expected = "no pipeline",
+            .hint = "leave it out: stages sum their gradients at the end of the step"});
   forwards_ = std::move(forwards);
   for (const auto& group : groups_) group->gradients().steer(group->spans_stages());
 }
@@ -417,6 +435,7 @@ CommitVote Engine::cast_vote(bool idle, bool discards) {
                 .discards = discards,
                 .save_ended = saving_ && saving_->has_ended(),
                 .save_failed = saving_ && saving_->has_failed(),
+                .updated = early_->begun && !early_->is_delayed,
                 .trains = {}};
   std::vector<GroupColors> colors;
   for (const auto& group : groups_) {
@@ -453,7 +472,13 @@ std::string Engine::name_of_offender(const CommitVote& vote) const {
 }
 
 void Engine::forget_gradients() {
-  for (const auto& group : groups_) group->gradients().begin_step();
+  for (const auto& group : groups_) {
+    group->gradients().begin_step();
+    group->forget_ended();
+  }
+  if (!early_->is_delayed) early_->terms.reset();
+  early_->begun = false;
+  early_->has_absent = false;
   gradient_factor_.reset();
   backward_failed_ = false;
 }
@@ -473,7 +498,9 @@ void Engine::discard_gradients() {
     return cast_vote(/*idle=*/false, /*discards=*/true);
   });
   had_backward_ = false;
+  early_->is_torn = vote.updated_rank >= 0;
   forget_gradients();
+  require_committed(vote, {});
   if (vote.keeping_rank >= 0) throw_not_all_discard(vote, world());
 }
 
@@ -486,7 +513,9 @@ StepResult Engine::finish_step(bool idle) {
   }
   ZR_FAILPOINT("engine.vote");
   const CommitVote vote = cast_vote(idle, /*discards=*/false);
+  early_->is_torn = vote.updated_rank >= 0;  // until it is committed
   if (vote.refused()) forget_gradients();
+  if (vote.refused()) require_committed(vote, {});
   const ShardGroup& differing = *groups_[static_cast<std::size_t>(vote.other_trains_group)];
   throw_if_refused(vote,
                    {.groups = settings_.groups,
@@ -498,26 +527,29 @@ StepResult Engine::finish_step(bool idle) {
                    communicator_);
 
   warnings_->look_at(vote, committed_steps_, boundaries_ > 0);
+  const bool by_previous_norm = settings_.update.clip_by == ClipBy::kPreviousNorm;
   StepResult result = outcome_of(vote, {.settings = settings_,
                                         .data_ranks = data_ranks_,
                                         .offender = name_of_offender(vote),
                                         .committed = committed_steps_,
                                         .reported_group = reported_group_,
-                                        .loss_scale = scaler_.scale()});
+                                        .loss_scale = scaler_.scale(),
+                                        .clip_norm = by_previous_norm ? early_->last_norm : std::nullopt});
+  if (vote.updated_rank >= 0 && !result.reason.empty()) forget_gradients();
+  require_committed(vote, result);
   if (result.reason.empty()) {
     for (const auto& group : groups_) group->share_sums();
     ZR_FAILPOINT("engine.update");
-    for (const auto& group : groups_) {
-      group->update(mean_factor(result.batches) * result.clip_coefficient / result.loss_scale, settings_.groups,
-                    settings_.schedule.factor(committed_steps_));
-    }
-    ZR_FAILPOINT("engine.publish");
-    resources_->gather_stream.order_after(resources_->reduce_stream.record());  // of the update, on a device
-    for (const auto& group : groups_) group->parameters().publish();
-    kernels_->settle(resources_->gather_stream);
+    const UpdateTerms terms{.factor = mean_factor(result.batches) * result.clip_coefficient / result.loss_scale,
+                            .groups = settings_.groups,
+                            .lr_factor = settings_.schedule.factor(committed_steps_)};
+    for (const auto& group : groups_) group->update(terms);
+    publish_updates();
     ZR_FAILPOINT("engine.committed");
     result.committed = true;
     result.step = ++committed_steps_;
+    early_->last_norm = result.grad_norm;
+    early_->is_torn = false;
   }
   for (const auto& group : groups_) {
     const int wide = group->gradients().first_wide();
@@ -535,6 +567,13 @@ StepResult Engine::finish_step(bool idle) {
   settle_save(vote);
   warnings_->count(result);
   return result;
+}
+
+void Engine::publish_updates() {
+  ZR_FAILPOINT("engine.publish");
+  resources_->gather_stream.order_after(resources_->reduce_stream.record());  // of the update, on a device
+  for (const auto& group : groups_) group->parameters().publish();
+  kernels_->settle(resources_->gather_stream);
 }
 
 void Engine::enter(Phase phase, int unit) noexcept {
@@ -639,6 +678,7 @@ Next Engine::begin_batch(bool has_batch) {
     uneven_join_->begin_batch(has_batch);
     const int out = uneven_join_->num_out();
     if (out == 0) return Next::kBatch;
+    early_->has_absent = true;
     if (out < world() && settings_.uneven == Uneven::kJoin) {
       forget_order();
       return has_batch ? Next::kBatch : follow();

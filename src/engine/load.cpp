@@ -1,5 +1,6 @@
 // Engine::load(): states from the files of a checkpoint, by name and element.
 #include "checkpoint/element_reader.h"
+#include "engine/early_update.h"
 #include "engine/hyper_text.h"
 #include "engine/own_operations.h"
 #include "engine/piece_io.h"
@@ -264,6 +265,7 @@ void Engine::take_states(const StatesRead& read, const Manifest& manifest) {
   for (std::size_t index = 0; index < read.pieces.size(); ++index) {
     store(read.pieces[index], read.values[index], *kernels_, resources_->gather_stream);
   }
+  *early_ = {};
   settings_.groups = read.groups;
   if (read.scaler) scaler_.set_state(*read.scaler);
   for (const auto& group : groups_) {

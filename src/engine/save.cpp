@@ -39,6 +39,7 @@ void Engine::require_between_steps(const char* where) const {
 }
 
 void Engine::require_between_micro_steps(const char* where) const {
+  require_not_torn(where);
   ZR_CHECK(!had_backward_, ErrorCode::kUsage, "a checkpoint between a backward and its step()",
            {.where = where,
             .expected = "a call after step(), also that of a micro-step, before the next backward",

@@ -98,6 +98,7 @@ class ShardGroup::Binder final : public ParameterBinder {
  public:
   Binder(const std::vector<int>& flats, ParameterBinder& outer) : flats_(flats), outer_(outer) {}
   void bind(int flat, std::byte* data) override { outer_.bind(flats_[static_cast<std::size_t>(flat)], data); }
+  void begin_update(int flat) override { outer_.begin_update(flats_[static_cast<std::size_t>(flat)]); }
 
  private:
   const std::vector<int>& flats_;
@@ -181,6 +182,53 @@ void ShardGroup::end_backward() {
   gradients_->close_backward();
   trained_ = uses_->expected();
   uses_->end_backward();
+}
+
+void ShardGroup::require_usable(int unit) const {
+  for (const int flat : layout().unit_flats[static_cast<std::size_t>(unit)]) {
+    ZR_CHECK(!updater_->is_updated(flat), ErrorCode::kUsage, "a unit is used again after its update has begun",
+             {.where = "engine",
+              .which = "unit " + layout().units[static_cast<std::size_t>(unit)].name,
+              .expected = "no use between its last gradients of a step and step()",
+              .hint = "leave out zeroth.update for models that use a unit after its gradients are there"});
+  }
+}
+
+bool ShardGroup::update_ended(const UpdateTerms& terms, bool is_delayed) {
+  updater_->prefetch();
+  bool any = false;
+  std::vector<int> waiting;
+  for (const int unit : std::exchange(ended_, {})) {
+    const std::vector<int>& flats = layout().unit_flats[static_cast<std::size_t>(unit)];
+    const auto is_final = [this](int flat) { return !layout().flat(flat).trainable || gradients_->are_final(flat); };
+    if (!std::ranges::all_of(flats, is_final)) {
+      waiting.push_back(unit);
+      continue;
+    }
+    for (const int flat : flats) {
+      if (!layout().flat(flat).trainable) continue;
+      if (!is_delayed && gradients_->has_sums(flat) && gradients_->norm(flat).nonfinite_blocks() > 0) {
+        stopped_ = true;
+        return any;
+      }
+      parameters_->begin_update(flat);
+      binder_->begin_update(flat);
+      updater_->update_flat(flat, has_grad(), terms);
+      any = true;
+    }
+  }
+  ended_ = std::move(waiting);
+  return any;
+}
+
+void ShardGroup::forget_ended() {
+  ended_.clear();
+  stopped_ = false;
+  updater_->forget_updated();
+}
+
+void ShardGroup::update(const UpdateTerms& terms) {
+  updater_->update(has_grad_anywhere_, terms);
 }
 
 void ShardGroup::complete_uses() {

@@ -81,6 +81,17 @@ class ShardGroup {
   /// Gives back what is kept for a backward, and what was gathered ahead.
   void complete_uses();
   void end_backward();
+
+  /// The unit's last gradients of the step have come on this rank, which needs its parameters no more.
+  void end_use(int unit) {
+    if (!stopped_) ended_.push_back(unit);
+  }
+  /// Throws kUsage if the update of the unit has begun.
+  void require_usable(int unit) const;
+  /// Updates, of the units that end_use() has named, those whose sums are final; with the sums of this step, or with
+  /// those that hold_sums() has kept. True if there was one. Sums that are not finite end it.
+  bool update_ended(const UpdateTerms& terms, bool is_delayed);
+  void forget_ended();
   /// One a parameter: it wanted a gradient in the last backward.
   [[nodiscard]] const std::vector<bool>& trained() const { return trained_; }
   /// Before the vote: nothing of the step is under way any more. Collective, blocks.
@@ -95,9 +106,7 @@ class ShardGroup {
   /// Before update(): the sums that it needs are here. Collective, blocks.
   void share_sums();
   /// Updates what has a gradient anywhere; see Updater.
-  void update(double factor, const std::vector<GroupHyper>& groups, double lr_factor) {
-    updater_->update(has_grad_anywhere_, factor, groups, lr_factor);
-  }
+  void update(const UpdateTerms& terms);
 
   [[nodiscard]] const ModelMemory& memory() const { return *memory_; }
   [[nodiscard]] ModelMemory& memory() { return *memory_; }
@@ -144,6 +153,8 @@ class ShardGroup {
   std::unique_ptr<UnitUses> uses_;
   std::vector<bool> trained_;
   std::vector<bool> has_grad_anywhere_;
+  std::vector<int> ended_;  ///< units whose update may begin
+  bool stopped_ = false;    ///< no further one in this step: sums are not finite
   std::size_t staging_bytes_ = 0;
 };
 

@@ -204,6 +204,7 @@ void Engine::require_kind(const std::string& kind) const {
 }
 
 void Engine::require_quiet(const char* what) const {
+  require_not_torn(what);
   ZR_CHECK(!had_backward_ && micro_step_ == 0, ErrorCode::kUsage, std::string(what) + " in the middle of a step",
            {.where = kStateWhere,
             .expected = "a call after the last micro-step's step(), before the next backward",
@@ -292,6 +293,7 @@ std::vector<std::vector<std::string>> Engine::state_batches() const {
 
 void Engine::read_states(const StateQuery& query, const std::function<void(StateTensor)>& take) {
   require_kind(query.kind);
+  if (query.kind != "grad") require_whole("a read of states");
   const std::vector<int> readers = readers_of(query, world());
   together([&] {
     meet(own_->read, query.kind + " of " + list_text(query.names) + " for " + ranks_text(readers));

@@ -1,5 +1,7 @@
 #include "engine/step_outcome.h"
 
+#include "engine/early_update.h"
+
 #include <zeroth/base/error.h>
 
 #include <algorithm>
@@ -76,8 +78,9 @@ StepResult outcome_of(const CommitVote& vote, const StepTerms& terms) {
   }
   result.cause = cause_of(vote, terms.settings);
   result.reason = reason_of(vote, result);
-  if (result.reason.empty() && terms.settings.gradient_clipping > 0) {
-    result.clip_coefficient = std::min(1.0, terms.settings.gradient_clipping / (result.grad_norm + 1e-6));
+  if (result.reason.empty()) {
+    result.clip_coefficient =
+        clip_coefficient(terms.settings.gradient_clipping, terms.clip_norm.value_or(result.grad_norm));
   }
   return result;
 }

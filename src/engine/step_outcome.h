@@ -8,17 +8,19 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace zeroth {
 
 struct StepTerms {
   const EngineSettings& settings;
-  int data_ranks = 1;              ///< ranks with batches of their own
-  std::string offender{};          ///< name of the parameter of CommitVote::offender
-  std::int64_t committed = 0;      ///< steps before this one
-  std::size_t reported_group = 0;  ///< whose learning rate is reported
-  double loss_scale = 1.0;         ///< of the sums
+  int data_ranks = 1;                 ///< ranks with batches of their own
+  std::string offender{};             ///< name of the parameter of CommitVote::offender
+  std::int64_t committed = 0;         ///< steps before this one
+  std::size_t reported_group = 0;     ///< whose learning rate is reported
+  double loss_scale = 1.0;            ///< of the sums
+  std::optional<double> clip_norm{};  ///< by which to clip; unset: the step's own
 };
 
 /// Of a vote that was not refused. Not committed yet: it has a reason why it will not be, or none.

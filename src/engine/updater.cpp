@@ -25,7 +25,12 @@ Updater::Updater(const ModelLayout& layout, const Optimizer& optimizer, ModelMem
       num_states_(optimizer.states().size()),
       has_entries_of_tensors_(has_shape(optimizer, StateShape::kTensor) || has_shape(optimizer, StateShape::kRow)),
       has_entries_of_rows_(has_shape(optimizer, StateShape::kRow)),
-      steps_(layout.params.size(), 0) {}
+      steps_(layout.params.size(), 0),
+      updated_(layout.flats.size(), false) {
+  for (int flat = 0; flat < static_cast<int>(layout.flats.size()); ++flat) {
+    if (layout.flat(flat).trainable) last_order_.push_back(flat);
+  }
+}
 
 std::vector<Updater::Run> Updater::runs_of(int flat, const std::vector<bool>& has_grad) const {
   const FlatLayout& layout = layout_.flat(flat);
@@ -124,31 +129,46 @@ std::vector<Range> Updater::blocks_of(int flat, const Range& range) const {
   return blocks;
 }
 
-void Updater::prefetch() {
+void Updater::look_ahead(std::span<const Piece> next) {
   int blocks = memory_.views_ahead() == 0 ? 0 : memory_.views_ahead() + 1;
-  for (int flat = 0; flat < static_cast<int>(layout_.flats.size()) && blocks > 0; ++flat) {
-    if (!layout_.flat(flat).trainable) continue;
+  for (const Piece& piece : next) {
+    if (blocks-- <= 0) return;
+    memory_.prefetch_states(piece.flat, piece.range.begin);
+  }
+  const int current = next.empty() ? -1 : next.front().flat;
+  for (const int flat : last_order_) {
+    if (blocks <= 0) return;
+    if (flat == current || is_updated(flat)) continue;
     const Range range = memory_.update_range(flat);
     for (std::int64_t at = range.begin; at < range.end && blocks > 0; at = memory_.together(flat, at).end, --blocks)
       memory_.prefetch_states(flat, at);
   }
 }
 
-void Updater::update(const std::vector<bool>& has_grad, double factor, const std::vector<GroupHyper>& groups,
-                     double lr_factor) {
+void Updater::update_flat(int flat, const std::vector<bool>& has_grad, const UpdateTerms& terms) {
   std::vector<Piece> pieces;
-  for (std::size_t flat = 0; flat < layout_.flats.size(); ++flat) {
-    if (!layout_.flats[flat].trainable) continue;
-    for (const Run& run : runs_of(static_cast<int>(flat), has_grad)) add_pieces(static_cast<int>(flat), run, pieces);
-  }
-  const auto ahead = static_cast<std::size_t>(memory_.views_ahead());
+  for (const Run& run : runs_of(flat, has_grad)) add_pieces(flat, run, pieces);
   for (std::size_t next = 0; next < pieces.size(); ++next) {
-    for (std::size_t other = next; other < std::min(next + ahead + 1, pieces.size()); ++other)
-      memory_.prefetch_states(pieces[other].flat, pieces[other].range.begin);
-    GroupHyper hyper = groups[static_cast<std::size_t>(pieces[next].group)];
-    hyper.lr *= lr_factor;
-    update_piece(pieces[next], factor, hyper);
+    look_ahead(std::span(pieces).subspan(next));
+    GroupHyper hyper = terms.groups[static_cast<std::size_t>(pieces[next].group)];
+    hyper.lr *= terms.lr_factor;
+    update_piece(pieces[next], terms.factor, hyper);
   }
+  updated_[static_cast<std::size_t>(flat)] = true;
+  order_.push_back(flat);
+}
+
+void Updater::forget_updated() {
+  order_.clear();
+  updated_.assign(updated_.size(), false);
+}
+
+void Updater::update(const std::vector<bool>& has_grad, const UpdateTerms& terms) {
+  for (const int flat : last_order_) {
+    if (!is_updated(flat)) update_flat(flat, has_grad, terms);
+  }
+  last_order_ = std::exchange(order_, {});
+  updated_.assign(updated_.size(), false);
   for (std::size_t param = 0; param < has_grad.size(); ++param) {
     if (has_grad[param]) ++steps_[param];
   }

@@ -8,10 +8,18 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
 namespace zeroth {
+
+/// What an update does with sums of gradients.
+struct UpdateTerms {
+  double factor = 1.0;               ///< averages and clips
+  std::vector<GroupHyper> groups{};  ///< indexed by ParamSpec::group
+  double lr_factor = 1.0;            ///< of the groups' learning rates
+};
 
 class Updater {
  public:
@@ -19,14 +27,20 @@ class Updater {
           Kernels& kernels, Stream stream);
 
   /// On a device this is work of the stream. Updates every parameter with has_grad[param], its padding with it; the
-  /// others keep value, moments and step count. `factor` averages and clips; learning rates are groups' times
-  /// `lr_factor`. Where every rank updates everything, the sums are read in place from the ranks that own them (counted
-  /// as all_gather): nobody writes its sums again before it knows of this rank's next backward.
-  void update(const std::vector<bool>& has_grad, double factor, const std::vector<GroupHyper>& groups,
-              double lr_factor);
+  /// others keep value, moments and step count. Flats that update_flat() has updated are done already; from now on they
+  /// are not. Where every rank updates everything, the sums are read in place from the ranks that own them (counted as
+  /// all_gather): nobody writes its sums again before it knows of this rank's next backward.
+  void update(const std::vector<bool>& has_grad, const UpdateTerms& terms);
+  /// The same of one flat, ahead of update().
+  void update_flat(int flat, const std::vector<bool>& has_grad, const UpdateTerms& terms);
+  /// update_flat() was called since the last update().
+  [[nodiscard]] bool is_updated(int flat) const { return updated_[static_cast<std::size_t>(flat)]; }
 
-  /// Starts to bring the states that an update begins with. Never blocks.
-  void prefetch();
+  /// What update_flat() has updated counts as that no more: after a step that was refused.
+  void forget_updated();
+
+  /// Starts to bring the states that the update goes on with: flats come in the order of the last one. Never blocks.
+  void prefetch() { look_ahead({}); }
 
   /// Updates so far, one a parameter.
   [[nodiscard]] const std::vector<std::int64_t>& updates() const { return steps_; }
@@ -51,6 +65,8 @@ class Updater {
   };
   void add_pieces(int flat, const Run& run, std::vector<Piece>& pieces);
   void update_piece(const Piece& piece, double factor, const GroupHyper& hyper);
+  /// Starts to bring the states of `next`, and of flats after them.
+  void look_ahead(std::span<const Piece> next);
 
   const ModelLayout& layout_;
   const Optimizer& optimizer_;
@@ -62,6 +78,9 @@ class Updater {
   bool has_entries_of_tensors_;  ///< states with one entry for each parameter or row: a block lies in one of them
   bool has_entries_of_rows_;
   std::vector<std::int64_t> steps_;  ///< updates so far, one a parameter
+  std::vector<bool> updated_;        ///< one a flat: ahead of update()
+  std::vector<int> order_;           ///< flats, as they were updated
+  std::vector<int> last_order_;      ///< of the last update
 };
 
 }  // namespace zeroth

@@ -26,7 +26,8 @@ class GradientExchange {
   virtual void await_slot(int unit, const std::function<bool(int flat)>& skip) = 0;
   /// The flat's bucket, that of `dtype`, is full: everybody may take it. One reduction event. Other ranks' may have
   /// another dtype.
-  virtual void publish(int flat, DType dtype) = 0;
+  /// `last`: this rank publishes the flat no more in this step.
+  virtual void publish(int flat, DType dtype, bool last) = 0;
   /// `hook` is called before this rank blocks for memory or words of others; never by matched exchanges.
   virtual void set_before_wait(std::function<void()> hook) = 0;
   /// A good moment to take what has been published: a unit is closed.
@@ -42,6 +43,9 @@ class GradientExchange {
   virtual void combine_sums(std::uint64_t next) = 0;
   /// Replicated gradients: makes all shards readable through ModelMemory::peer_reduced().
   virtual void share_sums() = 0;
+  /// Whether all sums that this rank's update reads are final and where update and peers read them. Never blocks. Only
+  /// events that were published as the last of their ranks make it true before await_sums().
+  [[nodiscard]] virtual bool are_final(int flat) = 0;
   virtual void begin_step() = 0;
   /// Sums of earlier events of the step came from elsewhere: they are at ModelMemory::micro_step_sums().
   virtual void restored(int flat) = 0;

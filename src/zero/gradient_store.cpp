@@ -1,14 +1,13 @@
 #include "zero/gradient_store.h"
 
 #include "zero/gradient_exchange.h"
+#include "zero/signals.h"
 
 #include <algorithm>
 #include <utility>
 
 namespace zeroth {
 namespace {
-
-constexpr std::uint64_t kBackwardsPerStep = std::uint64_t{1} << 20U;
 
 /// The unit of each slot that only one unit uses, -1 for the others.
 std::vector<int> sole_users(const SlotTable& table) {
@@ -84,6 +83,12 @@ void GradientStore::add(int param, ConstTensorView grad) {
   has_grad_[static_cast<std::size_t>(param)] = true;
   if (segment.numel == 0) return;
   FlatState& flat = state(place.flat);
+  ZR_CHECK(!flat.last, ErrorCode::kUsage, "a gradient after the last one of the step",
+           {.where = "zero.reduce",
+            .which = model_.params[static_cast<std::size_t>(param)].name,
+            .expected = "one backward in the last micro-step of a step, and one gradient of each parameter in it",
+            .got = "another one, when the unit's update may have begun",
+            .hint = "zeroth.update.inside_backward = false and no delayed_after for several backwards a step"});
   if (!flat.open) open(place.flat);
   const bool first = !flat.filled[static_cast<std::size_t>(place.segment)];
   if (flat.dtype != layout.accumulation() && (!first || grad.dtype != flat.dtype)) {
@@ -154,10 +159,10 @@ void GradientStore::set_before_wait(std::function<void()> hook) {
   exchange_->set_before_wait(std::move(hook));
 }
 
-void GradientStore::close_unit(int unit) {
+void GradientStore::close_unit(int unit, bool last) {
   if (!publishes_now(unit)) return;
   for (const int flat : model_.unit_flats[static_cast<std::size_t>(unit)]) {
-    if (state(flat).open) publish(flat);
+    if (state(flat).open) publish(flat, last);
   }
   const int position = ring_positions_[static_cast<std::size_t>(unit)];
   if (position >= 0) {
@@ -191,7 +196,7 @@ void GradientStore::end_unit(int unit, const std::vector<bool>& expected) {
   close_unit(unit);
 }
 
-void GradientStore::publish(int flat) {
+void GradientStore::publish(int flat, bool last) {
   FlatState& own = state(flat);
   const FlatLayout& layout = model_.flat(flat);
   std::byte* const bucket = memory_.bucket(flat, own.dtype);
@@ -212,8 +217,9 @@ void GradientStore::publish(int flat) {
   own.open = false;
   own.published = true;
   own.published_in = backward_ + 1;
+  own.last = last;
   if (before_reduce_ && !reads_peers()) before_reduce_(flat);
-  exchange_->publish(flat, own.dtype);
+  exchange_->publish(flat, own.dtype, last);
 }
 
 void GradientStore::take_part(int flat) {
@@ -242,7 +248,7 @@ void GradientStore::sync(OperationId what, std::string_view name) {
 
 void GradientStore::complete() {
   if (joined_) return;
-  const std::uint64_t next_step = (backward_ / kBackwardsPerStep + 1) * kBackwardsPerStep;
+  const std::uint64_t next_step = step_after(backward_);
   ZR_CHECK(backward_ + 3 < next_step, ErrorCode::kUsage, "more than a million backwards in one step",
            {.where = "zero.reduce"});
   if (at_end_) {  // as one more backward, of a number that all ranks have
@@ -300,6 +306,11 @@ void GradientStore::restored(const std::vector<bool>& has_grad, const std::vecto
   kernels_.settle(reduce_stream_);
 }
 
+bool GradientStore::are_final(int flat) {
+  exchange_->progress();
+  return !shards_->is_aside(flat) && exchange_->are_final(flat);
+}
+
 void GradientStore::share_sums() {
   exchange_->share_sums();
 }
@@ -311,7 +322,7 @@ void GradientStore::begin_step() {
   for (FlatState& flat : flats_) {
     // Open still where a rank refuses the step before its last backward: what micro-steps left in the bucket goes with
     // the step.
-    flat.published = flat.open = false;
+    flat.published = flat.open = flat.last = false;
     flat.filled.assign(flat.filled.size(), false);
   }
   std::ranges::fill(ring_open_, -1);

@@ -57,7 +57,9 @@ class GradientStore {
   /// this event, beyond the plan.
   void add(int param, ConstTensorView grad);
   /// Publishes the unit's bucket, because all its expected gradients have come. Does nothing if the bucket is not open.
-  void close_unit(int unit);
+  /// `last`: they are the last of this rank in the step, on which other ranks may rely: add() throws kUsage for a
+  /// further one. Not after steer().
+  void close_unit(int unit, bool last = false);
   /// Closes the unit early: gradients still missing count as zero. A flat with an expected parameter is published even
   /// if none of its gradients has come in this backward. `expected`: one entry per parameter of the model.
   void end_unit(int unit, const std::vector<bool>& expected);
@@ -98,6 +100,10 @@ class GradientStore {
   /// backwards of the step add to the sums, and it must be called again; but where sub-groups have joined their sums
   /// (Degrees::sums_groups()), add() throws kUsage until begin_step(), and a further call does nothing.
   void complete();
+  /// Whether the sums of the flat that this rank's update reads are final, before complete(): all ranks have closed the
+  /// unit with their last gradients, and the sums are where share_sums() would leave them. Takes what has been
+  /// published. Never blocks for other ranks. False where it cannot be known before complete().
+  [[nodiscard]] bool are_final(int flat);
   /// After complete(), if gradients are replicated: makes the reduced shards of all ranks readable through
   /// ModelMemory::peer_reduced(). Collective, blocks.
   void share_sums();
@@ -144,6 +150,7 @@ class GradientStore {
   struct FlatState {
     bool open = false;               ///< the bucket holds gradients that are not published
     bool published = false;          ///< in this step
+    bool last = false;               ///< what was published is the last of this step
     std::uint64_t published_in = 0;  ///< number of the backward of the last event, from 1
     DType dtype = DType::kFloat32;   ///< of the open bucket
     std::vector<bool> filled{};      ///< one a segment: the bucket holds a gradient of it
@@ -157,7 +164,7 @@ class GradientStore {
   void open(int flat);
   /// Moves the open bucket to memory beyond the plan, in the accumulation dtype.
   void widen(int flat);
-  void publish(int flat);
+  void publish(int flat, bool last = false);
   /// Blocks until no rank needs the content of the unit's bucket slot. Sums that lie there are moved away.
   void take_slot(int unit);
   [[nodiscard]] bool publishes_now(int unit) const;

@@ -7,6 +7,7 @@
 #include <zeroth/base/failpoint.h>
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -23,12 +24,51 @@ class MatchedExchange final : public GradientExchange {
         shards_(context.shards),
         sub_group_(model_, backend_, memory_.degrees().gradient, 1, "gradients"),
         sums_(context),
-        published_(model_.flats.size()) {}
+        published_(model_.flats.size()),
+        final_(model_.flats.size()) {}
 
   void await_slot(int /*unit*/, const std::function<bool(int)>& /*skip*/) override { reduce_stream_.synchronize(); }
 
-  void publish(int flat, DType dtype) override {
+  void publish(int flat, DType dtype, bool last) override {
     ZR_FAILPOINT("matched.reduce");
+    reduce(flat, dtype);
+    if (last) final_[static_cast<std::size_t>(flat)] = reduce_stream_.record();
+  }
+
+  [[nodiscard]] bool are_final(int flat) override {
+    // Sums of other ranks travel in a call of all ranks, which no rank makes before the vote.
+    const Range own = model_.flat(flat).shard(memory_.rank());
+    const Range updated = memory_.update_range(flat);
+    if (updated.begin < own.begin || updated.end > own.end || memory_.degrees().sums_groups()) return false;
+    const std::optional<Event>& reduced = final_[static_cast<std::size_t>(flat)];
+    return reduced && reduced->ready();
+  }
+
+  void set_before_wait(std::function<void()> /*hook*/) override {}
+  void progress() override {}
+  void close_backward(std::uint64_t /*next*/) override {}
+
+  void sync(OperationId what, std::string_view name) override { matched_sync(what, name, backend_, reduce_stream_); }
+
+  void await_sums(std::uint64_t /*next*/) override { reduce_stream_.synchronize(); }
+
+  void combine_sums(std::uint64_t /*next*/) override {
+    if (sums_.combines()) sums_.combine(published_);
+  }
+  void share_sums() override { sums_.share(published_); }
+
+  void begin_step() override {
+    published_.assign(published_.size(), 0);
+    final_.assign(final_.size(), std::nullopt);
+  }
+  void restored(int flat) override { published_[static_cast<std::size_t>(flat)] = 1; }
+  [[nodiscard]] std::uint64_t spills() const override { return 0; }
+  [[nodiscard]] std::size_t transport_bytes() const override {
+    return sub_group_.transport_bytes() + sums_.transport_bytes();
+  }
+
+ private:
+  void reduce(int flat, DType dtype) {
     const FlatLayout& layout = model_.flat(flat);
     const DType accumulation = layout.accumulation();
     std::byte* bucket = memory_.bucket(flat, dtype);
@@ -59,27 +99,6 @@ class MatchedExchange final : public GradientExchange {
       reduce_stream_.synchronize();  // an error, if there is one, here and not at the step
   }
 
-  void set_before_wait(std::function<void()> /*hook*/) override {}
-  void progress() override {}
-  void close_backward(std::uint64_t /*next*/) override {}
-
-  void sync(OperationId what, std::string_view name) override { matched_sync(what, name, backend_, reduce_stream_); }
-
-  void await_sums(std::uint64_t /*next*/) override { reduce_stream_.synchronize(); }
-
-  void combine_sums(std::uint64_t /*next*/) override {
-    if (sums_.combines()) sums_.combine(published_);
-  }
-  void share_sums() override { sums_.share(published_); }
-
-  void begin_step() override { published_.assign(published_.size(), 0); }
-  void restored(int flat) override { published_[static_cast<std::size_t>(flat)] = 1; }
-  [[nodiscard]] std::uint64_t spills() const override { return 0; }
-  [[nodiscard]] std::size_t transport_bytes() const override {
-    return sub_group_.transport_bytes() + sums_.transport_bytes();
-  }
-
- private:
   const ModelLayout& model_;
   ModelMemory& memory_;
   CommBackend& backend_;
@@ -87,7 +106,8 @@ class MatchedExchange final : public GradientExchange {
   ReducedShards& shards_;
   SubGroupCalls sub_group_;  ///< whose gradients this rank sums: all, or those of its sub-group
   MatchedSums sums_;
-  std::vector<std::uint8_t> published_;  ///< one a flat: reduced in this step
+  std::vector<std::uint8_t> published_;      ///< one a flat: reduced in this step
+  std::vector<std::optional<Event>> final_;  ///< one a flat: its last reduction of this step
 };
 
 }  // namespace

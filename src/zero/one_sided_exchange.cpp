@@ -69,7 +69,7 @@ class OneSidedExchange final : public GradientExchange {
   }
 
   void await_slot(int unit, const std::function<bool(int)>& skip) override;
-  void publish(int flat, DType dtype) override;
+  void publish(int flat, DType dtype, bool last) override;
   void set_before_wait(std::function<void()> hook) override { before_wait_ = std::move(hook); }
   void progress() override;
   void close_backward(std::uint64_t next) override;
@@ -79,6 +79,7 @@ class OneSidedExchange final : public GradientExchange {
   void share_sums() override {  // else they lie where peers can read them
     if (matched_) matched_->share(summed_);
   }
+  [[nodiscard]] bool are_final(int flat) override;
   void restored(int /*flat*/) override {}
   void begin_step() override {
     if (memory_.peers_read_sums()) announce(memory_.signals(memory_.rank()).taken(), ++steps_);
@@ -162,6 +163,8 @@ class OneSidedExchange final : public GradientExchange {
   void spill(int flat, int source, const Publication& theirs);
   [[nodiscard]] Part part_of(int source, int flat, std::uint64_t backward, std::uint64_t event) const;
   void reduce_event(int flat, std::uint64_t code);
+  /// As an owner, after an event: says so if it was the last of all ranks.
+  void announce_final(int flat);
   /// What a rank sums while micro-steps accumulate.
   [[nodiscard]] Range summed_part(int flat, int rank) const {
     return model_.flat(flat).part(rank, memory_.degrees().gradient);
@@ -240,10 +243,10 @@ void OneSidedExchange::await_slot(int unit, const std::function<bool(int)>& skip
   announce(pressure, 0);
 }
 
-void OneSidedExchange::publish(int flat, DType dtype) {
+void OneSidedExchange::publish(int flat, DType dtype, bool last) {
   FlatState& own = state(flat);
   own.last_code = reduction_code(backward_, own.events++);
-  const Publication publication{.code = own.last_code, .wide = dtype != memory_.bucket_dtype(flat)};
+  const Publication publication{.code = own.last_code, .wide = dtype != memory_.bucket_dtype(flat), .last = last};
   in_step_ = true;
   announce_later(memory_.signals(memory_.rank()).published(flat), word_of(publication));
   if (owns(flat) && !own.active) {
@@ -286,6 +289,7 @@ void OneSidedExchange::progress(int flat) {
     if (any) {
       reduce_event(flat, code);
       ++own.next_event;
+      announce_final(flat);
       continue;
     }
     // Nobody took part: everybody has closed this backward. Closed first, published second, as in part_of(): what is
@@ -327,6 +331,29 @@ void OneSidedExchange::reduce_event(int flat, std::uint64_t code) {
   for (int index = 0; index < sub_group_.count; ++index) spilled_.erase({flat, code, sub_group_.rank(index)});
   own.news().fetch_add(1);
   memory_.local_group().notify();
+}
+
+void OneSidedExchange::announce_final(int flat) {
+  if (memory_.degrees().sums_groups() || shards_.is_aside(flat)) return;
+  const FlatState& own = state(flat);
+  const std::uint64_t taken = reduction_code(own.next_backward, own.next_event);
+  const std::uint64_t step = step_after(own.next_backward);
+  for (int index = 0; index < sub_group_.count; ++index) {
+    const Publication theirs = memory_.signals(sub_group_.rank(index)).publication(flat);
+    if (!theirs.last || theirs.code >= taken || step_after(backward_of(theirs.code)) != step) return;
+  }
+  announce(memory_.signals(memory_.rank()).summed(flat), step << 1U | 1U);
+}
+
+bool OneSidedExchange::are_final(int flat) {
+  const FlatLayout& layout = model_.flat(flat);
+  const Range updated = memory_.update_range(flat);
+  for (int owner = 0; owner < model_.world; ++owner) {
+    if (intersect(updated, layout.shard(owner)).size() == 0) continue;
+    if (owner != memory_.rank() && !memory_.one_sided()) return false;  // they come in a call of all ranks
+    if (memory_.signals(owner).summed(flat).load() != (step_after(backward_) << 1U | 1U)) return false;
+  }
+  return !memory_.degrees().sums_groups();
 }
 
 void OneSidedExchange::progress_all() {

@@ -194,10 +194,16 @@ void ParameterStore::require_version(int flat, int rank, const SubGroupPath& gro
   const std::uint64_t their_epoch = version.load();
   if (their_epoch == epoch_) [[likely]]
     return;
+  throw_other_version(flat, rank, their_epoch);
+}
+
+void ParameterStore::throw_other_version(int flat, int rank, std::uint64_t theirs) const {
   ErrorContext context = pull_context(model_, memory_, flat, rank, "zero.gather", "shard");
   context.expected = "epoch " + std::to_string(epoch_) + " on rank " + std::to_string(memory_.rank());
-  context.got = "epoch " + std::to_string(their_epoch) + " on rank " + std::to_string(rank);
-  context.hint = "all ranks must call step() equally often";
+  context.got = "epoch " + std::to_string(theirs) + " on rank " + std::to_string(rank);
+  context.hint =
+      "all ranks must call step() equally often; with zeroth.update no unit may be used between the backward that "
+      "brings its last gradients and step()";
   throw Error(ErrorCode::kMismatch, "a rank offers another version of a shard than this rank needs",
               std::move(context));
 }
@@ -215,6 +221,10 @@ void ParameterStore::pull(int flat, std::byte* out, const SubGroupPath& group) {
     const std::byte* source = memory_.peer_parameters(flat, rank, part.begin);
     if (target == source) continue;
     kernels_.copy(target, source, static_cast<std::size_t>(part.size()) * element, gather_stream_);
+    if (&group == whole_.get()) {
+      const std::uint64_t after = memory_.signals(rank).epoch(flat).load();
+      if (after > epoch_) throw_other_version(flat, rank, after);  // it began to change meanwhile
+    }
     if (rank != memory_.rank()) {
       backend_.count_one_sided(CollectiveKind::kAllGather, rank, static_cast<std::uint64_t>(part.size()) * element);
     }
@@ -231,6 +241,10 @@ void ParameterStore::quiesce() {
              {.where = "zero.parameters", .which = "unit " + model_.units[unit].name});
     drop(static_cast<int>(unit));
   }
+}
+
+void ParameterStore::begin_update(int flat) {
+  memory_.signals(memory_.rank()).epoch(flat).store(epoch_ + 1);
 }
 
 void ParameterStore::publish() {

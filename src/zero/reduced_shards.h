@@ -58,6 +58,7 @@ class ReducedShards {
   void vacate(int flat);
   /// Whether the flat's unit has its bucket slot at the moment.
   [[nodiscard]] bool has_slot(int flat) const;
+  [[nodiscard]] bool is_aside(int flat) const { return aside_.contains(flat); }
   /// Flats whose sums lie elsewhere.
   [[nodiscard]] std::vector<int> vacated() const;
   /// All events have come, no bucket is open, and nobody reads what others left in the slots of vacated(): every sum is

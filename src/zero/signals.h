@@ -25,15 +25,24 @@ static_assert(SignalWord::is_always_lock_free && sizeof(SignalWord) == 8, "signa
   return code >> 16U;
 }
 
+/// Backwards have numbers through all steps: step << 20 | backward within the step.
+inline constexpr std::uint64_t kBackwardsPerStep = std::uint64_t{1} << 20U;
+
+/// Number of the first backward of the step after the one of `backward`: by it ranks name a step that is complete.
+[[nodiscard]] constexpr std::uint64_t step_after(std::uint64_t backward) {
+  return (backward / kBackwardsPerStep + 1) * kBackwardsPerStep;
+}
+
 /// The bucket that a rank has published last.
 struct Publication {
   std::uint64_t code = 0;  ///< reduction_code()
   bool wide = false;       ///< its gradients are wider than planned, and lie beyond the plan
+  bool last = false;       ///< the rank publishes the flat no more in this step
 };
 
 /// As a word: orders like the codes.
 [[nodiscard]] constexpr std::uint64_t word_of(const Publication& publication) {
-  return publication.code << 1U | (publication.wide ? 1U : 0U);
+  return publication.code << 2U | (publication.last ? 2U : 0U) | (publication.wide ? 1U : 0U);
 }
 
 /// What a rank sleeps for in a call of another group.
@@ -106,12 +115,13 @@ class Signals {
   [[nodiscard]] SignalWord& published(int flat) const { return word(1, flat); }
   [[nodiscard]] Publication publication(int flat) const {
     const std::uint64_t word = published(flat).load();
-    return {.code = word >> 1U, .wide = (word & 1U) != 0};
+    return {.code = word >> 2U, .wide = (word & 1U) != 0, .last = (word & 2U) != 0};
   }
   /// Digest of the flat's layout, constant from the construction of the stores on and never 0 then: compared before a
   /// rank reads another rank's shard or bucket of the flat.
   [[nodiscard]] SignalWord& tag(int flat) const { return word(2, flat); }
-  /// Twice the number of the step (as in summed_all()), plus one if this rank's sub-group has sums of the flat.
+  /// Twice the number of the step (as in summed_all()), plus one if this rank's sub-group has sums of the flat. Without
+  /// sub-groups: as soon as these sums are final, which may be inside of backward.
   [[nodiscard]] SignalWord& summed(int flat) const { return word(3, flat); }
   /// reduction_code() up to which this rank, an owner, has taken the gradients of rank `source`.
   [[nodiscard]] SignalWord& consumed(int flat, int source) const {

@@ -124,6 +124,10 @@ void ToyModel::bind(int flat, std::byte* data) {
   flats_[static_cast<std::size_t>(flat)] = data;
 }
 
+void ToyModel::begin_update(int flat) {
+  if (update_watcher_) update_watcher_(engine_->layout().flat(flat).unit);
+}
+
 void ToyModel::attach(Engine& engine) {
   engine_ = &engine;
   flats_.resize(engine.layout().flats.size(), nullptr);

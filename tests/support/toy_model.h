@@ -49,6 +49,7 @@ class ToyModel final : public ParameterBinder {
 
   [[nodiscard]] const ToyStructure& structure() const { return structure_; }
   void bind(int flat, std::byte* data) override;
+  void begin_update(int flat) override;
 
   /// Collective: builds the engine's values from this model's.
   void attach(Engine& engine);
@@ -72,6 +73,8 @@ class ToyModel final : public ParameterBinder {
   /// Called when the parameters of a unit are there, in its forward and in its backward.
   using Visitor = std::function<void(bool backward, int unit)>;
   void set_visitor(Visitor visitor) { visitor_ = std::move(visitor); }
+  /// Called with the unit of a flat whose update begins inside of a backward.
+  void set_update_watcher(std::function<void(int unit)> watcher) { update_watcher_ = std::move(watcher); }
   /// The current value of a parameter, from the engine.
   [[nodiscard]] std::vector<double> value(int param);
 
@@ -95,6 +98,7 @@ class ToyModel final : public ParameterBinder {
   SkipRule left_out_;
   bool gives_zeros_ = false;
   Visitor visitor_;
+  std::function<void(int unit)> update_watcher_;
   std::int64_t step_ = 0;
   int micro_step_ = 0;
   int data_rank_ = -1;  ///< -1: its own

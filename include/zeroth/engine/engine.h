@@ -22,6 +22,7 @@
 #include <zeroth/engine/state_access.h>
 #include <zeroth/engine/step_result.h>
 #include <zeroth/engine/uneven.h>
+#include <zeroth/engine/update_settings.h>
 #include <zeroth/io/io_queue.h>
 #include <zeroth/offload/activation_store.h>
 #include <zeroth/optim/loss_scaler.h>
@@ -48,7 +49,9 @@ class PhaseClock;
 class ShardGroup;
 class StepWarnings;
 struct CommitVote;
+struct EarlyUpdate;
 struct StatePiece;
+struct UpdateTerms;
 class OperationTable;
 class UnevenJoin;
 class SaveInFlight;
@@ -100,6 +103,7 @@ struct EngineSettings {
   std::vector<std::string> batch_axes{};
   int micro_steps = 1;
   double gradient_clipping = 0.0;  ///< largest norm; 0: off
+  UpdateSettings update{};
   StorageSettings storage{};       ///< used if a plan has states in files
   /// Of a store for saved tensors in files, which the front end fills; unset: there is none. May differ between ranks.
   std::optional<ActivationStoreOptions> activations{};
@@ -344,6 +348,10 @@ class Engine {
   [[nodiscard]] const std::string& applied_average() const { return applied_average_; }
   /// Throws kUsage, naming `what`, while an average is applied.
   void require_own_weights(const char* what) const;
+  /// Throws kUsage, naming `what`, where parameters may be of two versions: between the last backward of a step and its
+  /// step() if an update runs inside that backward (UpdateSettings), and after a step that was refused then.
+  void require_whole(const char* what) const;
+  void require_not_torn(const char* what) const;
   /// Throws kUsage, naming `what`, in the middle of a step: micro-steps or a backward wait for step().
   void require_quiet(const char* what) const;
 
@@ -431,6 +439,14 @@ class Engine {
   [[nodiscard]] double sum_over_ranks(double value, std::string_view name = {});
   void compare_names(OperationId what, std::string_view name);
   StepResult finish_step(bool idle);
+  // src/engine/early_update.cpp
+  /// Units may be updated inside the running backward.
+  [[nodiscard]] bool updates_early() const;
+  /// Before the first gradient of a backward: with which terms.
+  void begin_early_update();
+  /// Updates the units that can be.
+  void advance_early_update();
+  void publish_updates();
   /// Completes all sums of the step, then runs the vote of all ranks.
   CommitVote cast_vote(bool idle, bool discards);
   struct StatesRead;
@@ -511,6 +527,7 @@ class Engine {
   ModelLayout layout_;
   ModelParts split_;  ///< its parts are in groups_
   LossScaler scaler_;
+  std::unique_ptr<EarlyUpdate> early_;
   std::unique_ptr<OperationTable> operations_;
   std::unique_ptr<OwnOperations> own_;
   ParameterStore::Counters counters_;

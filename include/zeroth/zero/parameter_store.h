@@ -5,7 +5,8 @@
 //
 // If ranks read each other's memory (Capabilities::one_sided), a gather is a pull: wait until each rank's shard has
 // this rank's epoch, then copy. No rank overwrites a shard before the commit vote of the step, and every rank votes
-// after its last gather. Otherwise a gather is a matched all_gather: all ranks must gather the same units in the same
+// after its last gather; or, with updates inside backward, before all ranks have said that they need it no more.
+// Otherwise a gather is a matched all_gather: all ranks must gather the same units in the same
 // order, or get kMismatch with the names. The gathered shards are those of all ranks, or of a run of ranks if the plan
 // has degrees of sharding.
 //
@@ -46,6 +47,8 @@ class ParameterBinder {
   ParameterBinder& operator=(const ParameterBinder&) = delete;
   virtual ~ParameterBinder() = default;
   virtual void bind(int flat, std::byte* data) = 0;
+  /// The parameters of the flat begin to change before step() is called; on the caller's thread, inside of backward.
+  virtual void begin_update(int flat) { (void)flat; }
 };
 
 class ParameterStore {
@@ -98,10 +101,13 @@ class ParameterStore {
   /// Ends all use of the current version: drops prefetched units. Must come before the commit vote of the step, because
   /// ranks overwrite their shards after it. Throws kUsage if a lease of a sharded unit is out.
   void quiesce();
+  /// Before the vote, from now on this rank changes what it has at rest of the flat: who still gathers it gets
+  /// kMismatch. publish() ends it.
+  void begin_update(int flat);
   /// Publishes this rank's updated shards under the next epoch. If replicated parameters had sharded updates, it also
   /// gathers the other ranks' updates and blocks for them.
   void publish();
-  /// Version of the parameters: 1 after initialisation, then 1 more per committed step.
+  /// Version of the parameters: 1 after initialisation, then 1 more with each publish().
   [[nodiscard]] std::uint64_t epoch() const { return epoch_; }
 
   /// Copies the whole flat to `out` (flat.bytes()), without a lease or a slot. Collective, blocks; `out` is null on
@@ -143,6 +149,7 @@ class ParameterStore {
   void bring(int flat, std::byte* out, SubGroupPath& group, CallPurpose purpose);
   void pull(int flat, std::byte* out, const SubGroupPath& group);
   void require_version(int flat, int rank, const SubGroupPath& group);
+  [[noreturn]] void throw_other_version(int flat, int rank, std::uint64_t theirs) const;
   void finish(int unit);
   void drop(int unit) noexcept;
   void note_order(int unit);

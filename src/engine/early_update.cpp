@@ -1,0 +1,124 @@
+#include "engine/early_update.h"
+
+#include "engine/commit_vote.h"
+#include "engine/shard_group.h"
+#include "engine/step_outcome.h"
+
+#include <zeroth/base/error.h>
+#include <zeroth/engine/engine.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+namespace zeroth {
+namespace {
+
+constexpr const char* kInsideBackward = "/zeroth/update/inside_backward";
+
+std::string refusal_of(const CommitVote& vote) {
+  if (vote.discarding_rank >= 0) return "zero_grad() on rank " + std::to_string(vote.discarding_rank);
+  if (vote.idle_rank >= 0) return "no backward on rank " + std::to_string(vote.idle_rank);
+  if (vote.other_groups_rank >= 0) return "other hyper-parameters on rank " + std::to_string(vote.other_groups_rank);
+  if (vote.other_trains_rank >= 0)
+    return "other trainable parameters on rank " + std::to_string(vote.other_trains_rank);
+  return "";
+}
+
+}  // namespace
+
+void require_possible(const EngineSettings& settings, bool on_host) {
+  const UpdateSettings& update = settings.update;
+  const auto refuse = [](const char* why, const char* expected, const std::string& got, const char* hint) {
+    throw Error(ErrorCode::kConfig, why,
+                {.where = "engine", .which = kInsideBackward, .expected = expected, .got = got, .hint = hint});
+  };
+  if (update.delayed_after) {
+    ZR_CHECK(*update.delayed_after >= 0, ErrorCode::kConfig, "a number of steps is negative",
+             {.where = "engine", .which = "/zeroth/update/delayed_after"});
+    ZR_CHECK(on_host, ErrorCode::kConfig, "updates of a device's own states are not delayed",
+             {.where = "engine", .which = "/zeroth/update/delayed_after", .expected = "states in memory of the host"});
+  }
+  if (!update.inside_backward) return;
+  if (update.delayed_after) {
+    refuse("an update cannot be inside its own backward and inside the next one", "one of both",
+           "delayed_after = " + std::to_string(*update.delayed_after), "leave out one of the two keys");
+  }
+  if (settings.gradient_clipping > 0 && update.clip_by == ClipBy::kExact) {
+    refuse("an update inside backward is to be clipped by a norm that is known after it", "no gradient_clipping",
+           "gradient_clipping = " + std::to_string(settings.gradient_clipping),
+           "with zeroth.update.clip_by = previous_norm the last step's norm clips; without inside_backward the update "
+           "starts with the verdict");
+  }
+  if (settings.loss_scaling.is_dynamic()) {
+    refuse("an update inside backward beside a loss scale that is looked for by overflows", "no step that may overflow",
+           "fp16.loss_scale = 0", "set fp16.loss_scale to one that stays, or train in bf16");
+  }
+  if (!on_host) {
+    refuse("an update inside backward on a device that keeps its states", "states in memory of the host or in files",
+           "a device", "leave out inside_backward: there is no transfer to hide");
+  }
+}
+
+double clip_coefficient(double clipping, double norm) {
+  return clipping > 0 ? std::min(1.0, clipping / (norm + 1e-6)) : 1.0;
+}
+
+std::optional<UpdateTerms> terms_before_vote(const EngineSettings& settings, const EarlyUpdate& early,
+                                             std::int64_t batches, double loss_scale, std::int64_t committed) {
+  if (!settings.update.inside_backward) return std::nullopt;
+  if (settings.gradient_clipping > 0 && !early.last_norm) return std::nullopt;  // the first step, by its own norm
+  const double clip = clip_coefficient(settings.gradient_clipping, early.last_norm.value_or(0.0));
+  return UpdateTerms{.factor = mean_factor(batches) * clip / loss_scale,
+                     .groups = settings.groups,
+                     .lr_factor = settings.schedule.factor(committed)};
+}
+
+void require_committed(const CommitVote& vote, const StepResult& result) {
+  if (vote.updated_rank < 0 || (!vote.refused() && result.reason.empty())) return;
+  throw Error(vote.refused() ? ErrorCode::kMismatch : ErrorCode::kNonFinite,
+              "a step was refused after its update had begun inside backward: the weights are torn",
+              {.where = "engine.vote",
+               .who = "rank " + std::to_string(vote.updated_rank) + " has updated units",
+               .which = result.first_offender ? result.first_offender->param : "",
+               .expected = "a step that is committed",
+               .got = vote.refused() ? refusal_of(vote) : result.reason,
+               .hint = "go on from the last checkpoint; zeroth.update.inside_backward = false skips such a step and "
+                       "changes nothing"});
+}
+
+bool Engine::updates_early() const {
+  const bool last = micro_step_ + 1 == settings_.micro_steps && forwards_.empty();
+  return last && !early_->has_absent && !early_->is_torn && early_->terms.has_value();
+}
+
+void Engine::begin_early_update() {
+  if (early_->is_delayed || early_->begun) return;  // of the step before; or begun, and the terms stay
+  early_->terms = terms_before_vote(settings_, *early_, std::int64_t{data_ranks_} * settings_.micro_steps,
+                                    scaler_.scale(), committed_steps_);
+}
+
+void Engine::advance_early_update() {
+  if (!updates_early()) return;
+  for (const auto& group : groups_) {
+    if (group->update_ended(*early_->terms, early_->is_delayed)) early_->begun = true;
+  }
+}
+
+void Engine::require_not_torn(const char* what) const {
+  ZR_CHECK(!early_->is_torn, ErrorCode::kUsage, "the weights are torn by an update that was refused",
+           {.where = "engine", .which = what, .hint = "load the last checkpoint"});
+}
+
+void Engine::require_whole(const char* what) const {
+  require_not_torn(what);
+  const bool between = had_backward_ && micro_step_ + 1 == settings_.micro_steps;
+  ZR_CHECK(!between || !updates_early(), ErrorCode::kUsage,
+           "parameters are needed between the last backward of a step and step(), while they are updated",
+           {.where = "engine",
+            .which = what,
+            .expected = "a call after step()",
+            .hint = "or no zeroth.update: then parameters change in step() only"});
+}
+
+}  // namespace zeroth

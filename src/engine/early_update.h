@@ -1,0 +1,46 @@
+// EarlyUpdate: an update that begins inside a backward, before the vote of the running step.
+//
+//                     inside_backward                       delayed_after
+//   gradients of      the running step                      the step before
+//   terms             of the running step, known before     of the vote of the step before
+//   a skipped step    ends the training once it has begun   costs nothing: that step was committed
+//
+// A unit is updated when its gradients of the last micro-step have come on all ranks: no rank needs its parameters then
+// (GradientStore::are_final()). What no backward has updated is updated after the vote.
+#pragma once
+
+#include "engine/updater.h"
+
+#include <cstdint>
+#include <optional>
+
+namespace zeroth {
+
+struct CommitVote;
+struct EngineSettings;
+struct StepResult;
+
+struct EarlyUpdate {
+  std::optional<UpdateTerms> terms{};  ///< of the running step; or, while `is_delayed`, of the step before
+  bool is_delayed = false;             ///< gradients of the step before wait in memory of their own
+  bool begun = false;                  ///< this rank has updated a unit since the last vote
+  bool has_absent = false;             ///< a rank had no batch in a micro-step of this step
+  bool is_torn = false;                ///< some units have an update that the vote refused
+  std::optional<double> last_norm{};   ///< of the last committed step
+};
+
+/// Throws kConfig for an update that cannot begin when the settings want it to.
+void require_possible(const EngineSettings& settings, bool on_host);
+
+/// Factor of clipping to a norm of `clipping`; 1 for 0.
+[[nodiscard]] double clip_coefficient(double clipping, double norm);
+
+/// The terms of the running step, if they are known before its vote. `batches`: of all ranks, if none is absent.
+[[nodiscard]] std::optional<UpdateTerms> terms_before_vote(const EngineSettings& settings, const EarlyUpdate& early,
+                                                           std::int64_t batches, double loss_scale,
+                                                           std::int64_t committed);
+
+/// Throws if the vote does not commit a step of which some rank has updated units: the weights are torn.
+void require_committed(const CommitVote& vote, const StepResult& result);
+
+}  // namespace zeroth
