@@ -3,6 +3,7 @@
 #include <zeroth/base/text.h>
 #include <zeroth/comm/communicator.h>
 #include <zeroth/comm/decorators.h>
+#include <zeroth/comm/factory.h>
 
 #include <algorithm>
 #include <cmath>
