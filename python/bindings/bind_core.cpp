@@ -168,6 +168,7 @@ void bind_core(py::module_& module) {
   py::class_<StepResult>(module, "StepResult")
       .def_readonly("boundary", &StepResult::boundary)
       .def_readonly("committed", &StepResult::committed)
+      .def_readonly("delayed", &StepResult::delayed)
       .def_readonly("reason", &StepResult::reason)
       .def_property_readonly("cause", [](const StepResult& result) { return name_of(result.cause); })
       .def_readonly("step", &StepResult::step)

@@ -571,6 +571,13 @@ void bind_engine(py::module_& module) {
             self.base().zero_grad();
           },
           NoGil())
+      .def(
+          "flush_update",
+          [](Engine& self) {
+            self.drop_forwards();
+            self.base().flush_update();
+          },
+          NoGil())
       .def("step",
            [](Engine& self) {
              if (self.base().step_shares_buffers()) {

@@ -223,6 +223,7 @@ class Engine:
         gradient."""
         if self._pipeline is not None:
             raise _of_pipeline("backward()")
+        self._push()  # an update inside of this backward takes them
         seen, first = self._core.open_backward(loss, gradient)
         try:
             loss.backward(first, retain_graph)  # type: ignore[no-untyped-call]
@@ -465,6 +466,13 @@ class Engine:
         after an update. Raises Error: USAGE in the middle of an accumulation, because earlier micro-steps are already
         summed; MISMATCH on all ranks if some ranks call step() instead."""
         self._core.zero_grad()
+
+    def flush_update(self) -> None:
+        """Updates now with the gradients of the last step, where the key zeroth.update.delayed_after lets them wait for
+        the next one: at the end of a training, before its weights are used. Does nothing if none wait.
+
+        Collective and blocking; between steps. Raises Error USAGE in the middle of a step."""
+        self._core.flush_update()
 
     @property
     def optimizer(self) -> Optimizer:

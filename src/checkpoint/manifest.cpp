@@ -133,6 +133,7 @@ Manifest parse(std::string_view text) {
   // Not in the first files of this format.
   manifest.loss_scaler = json.value("loss_scaler", "");
   manifest.accumulation = json.value("accumulation", "");
+  manifest.update = json.value("update", "");
   if (json.contains("base")) manifest.base = base_of(json.at("base"));
   manifest.user = json.at("user");
   manifest.user_of_rank = json.at("user_of_rank").get<std::vector<std::string>>();
@@ -171,6 +172,7 @@ std::string to_text(const Manifest& manifest) {
                {"accumulation", manifest.accumulation},
                {"user", manifest.user},
                {"user_of_rank", manifest.user_of_rank}};
+  if (!manifest.update.empty()) json["update"] = manifest.update;
   if (!manifest.base.name.empty()) json["base"] = {{"name", manifest.base.name}, {"run", manifest.base.run}};
   Json params = Json::array();
   for (const CheckpointParam& param : manifest.params) params.push_back(to_json(param));

@@ -1,18 +1,27 @@
 #include "engine/early_update.h"
 
 #include "engine/commit_vote.h"
+#include "engine/hyper_text.h"
+#include "engine/own_operations.h"
 #include "engine/shard_group.h"
 #include "engine/step_outcome.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/text.h>
 #include <zeroth/engine/engine.h>
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
+#include <exception>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
 namespace zeroth {
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 constexpr const char* kInsideBackward = "/zeroth/update/inside_backward";
 
@@ -74,9 +83,49 @@ std::optional<UpdateTerms> terms_before_vote(const EngineSettings& settings, con
                      .lr_factor = settings.schedule.factor(committed)};
 }
 
+std::string text_of(const EarlyUpdate& early) {
+  Json json;
+  if (early.last_norm) json["last_norm"] = hex_float(*early.last_norm);
+  if (early.is_delayed) {
+    std::vector<std::string> groups;
+    for (const GroupHyper& group : early.terms->groups) groups.push_back(text_of(group));
+    json["delayed"] = {{"factor", hex_float(early.terms->factor)},
+                       {"lr_factor", hex_float(early.terms->lr_factor)},
+                       {"groups", std::move(groups)}};
+  }
+  return json.is_null() ? "" : json.dump();
+}
+
+SavedUpdate saved_update_of(const std::string& text, const std::string& where) {
+  SavedUpdate saved;
+  if (text.empty()) return saved;
+  const auto number = [](const Json& json, const char* name) {
+    const auto said = json.at(name).get<std::string>();
+    std::size_t read = 0;
+    const double value = std::stod(said, &read);
+    if (read != said.size()) throw std::invalid_argument(said);
+    return value;
+  };
+  try {
+    const Json json = Json::parse(text);
+    if (json.contains("last_norm")) saved.last_norm = number(json, "last_norm");
+    if (!json.contains("delayed")) return saved;
+    const Json& delayed = json.at("delayed");
+    saved.is_delayed = true;
+    saved.factor = number(delayed, "factor");
+    saved.lr_factor = number(delayed, "lr_factor");
+    saved.groups = delayed.at("groups").get<std::vector<std::string>>();
+    return saved;
+  } catch (const std::exception& error) {
+    throw Error(ErrorCode::kCheckpoint, "the update of a checkpoint cannot be read",
+                {.where = "engine.load", .which = where, .got = error.what()});
+  }
+}
+
 void require_committed(const CommitVote& vote, const StepResult& result) {
   if (vote.updated_rank < 0 || (!vote.refused() && result.reason.empty())) return;
-  throw Error(vote.refused() ? ErrorCode::kMismatch : ErrorCode::kNonFinite,
+  const ErrorCode of_reason = vote.failed_rank >= 0 ? ErrorCode::kAborted : ErrorCode::kNonFinite;
+  throw Error(vote.refused() ? ErrorCode::kMismatch : of_reason,
               "a step was refused after its update had begun inside backward: the weights are torn",
               {.where = "engine.vote",
                .who = "rank " + std::to_string(vote.updated_rank) + " has updated units",
@@ -103,6 +152,36 @@ void Engine::advance_early_update() {
   for (const auto& group : groups_) {
     if (group->update_ended(*early_->terms, early_->is_delayed)) early_->begun = true;
   }
+}
+
+void Engine::delay_update(UpdateTerms terms) {
+  for (const auto& group : groups_) group->hold_sums();
+  early_->terms = std::move(terms);
+  early_->is_delayed = true;
+}
+
+bool Engine::finish_delayed_update() {
+  if (!early_->is_delayed) return false;
+  for (const auto& group : groups_) group->update_held(*early_->terms);
+  early_->terms.reset();
+  early_->is_delayed = false;
+  return true;
+}
+
+bool Engine::has_delayed_update() const {
+  return early_->is_delayed;
+}
+
+void Engine::flush_update() {
+  require_own_weights("flush_update()");
+  require_quiet("flush_update()");
+  if (!early_->is_delayed) return;  // on all ranks
+  together([&] {
+    sync(own_->flush);
+    for (const auto& group : groups_) group->complete_uses();
+    communicator_.barrier("flush_update()");
+    if (finish_delayed_update()) publish_updates();
+  });
 }
 
 void Engine::require_not_torn(const char* what) const {

@@ -13,6 +13,8 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <vector>
 
 namespace zeroth {
 
@@ -39,6 +41,18 @@ void require_possible(const EngineSettings& settings, bool on_host);
 [[nodiscard]] std::optional<UpdateTerms> terms_before_vote(const EngineSettings& settings, const EarlyUpdate& early,
                                                            std::int64_t batches, double loss_scale,
                                                            std::int64_t committed);
+
+/// What a checkpoint keeps of it, as JSON, doubles as hexadecimal text; "" if nothing. Held gradients are states.
+[[nodiscard]] std::string text_of(const EarlyUpdate& early);
+/// `where`: the checkpoint, for errors. Throws kCheckpoint. `groups`: as text_of(GroupHyper), in the order of there.
+struct SavedUpdate {
+  std::optional<double> last_norm{};
+  bool is_delayed = false;
+  double factor = 1.0;
+  double lr_factor = 1.0;
+  std::vector<std::string> groups{};
+};
+[[nodiscard]] SavedUpdate saved_update_of(const std::string& text, const std::string& where);
 
 /// Throws if the vote does not commit a step of which some rank has updated units: the weights are torn.
 void require_committed(const CommitVote& vote, const StepResult& result);

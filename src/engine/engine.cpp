@@ -117,6 +117,7 @@ void Engine::build_groups() {
   std::vector<ShardGroupSpec> specs = shard_groups_of(settings_);
   for (std::size_t index = 0; index < specs.size(); ++index) {
     ShardGroupSpec& spec = specs[index];
+    spec.plan.holds_gradients = settings_.update.delayed_after.has_value();
     if (!device_.asynchronous()) spec.plan.prefetch_units = 0;  // nothing goes ahead of the caller: no slot for it
     if (!choose_exchange(communicator_.backend().capabilities(), kernels_->memory()).narrow_buckets)
       spec.plan.narrow_buckets = false;
@@ -499,6 +500,7 @@ void Engine::discard_gradients() {
   });
   had_backward_ = false;
   early_->is_torn = vote.updated_rank >= 0;
+  if (finish_delayed_update()) publish_updates();
   forget_gradients();
   require_committed(vote, {});
   if (vote.keeping_rank >= 0) throw_not_all_discard(vote, world());
@@ -514,6 +516,8 @@ StepResult Engine::finish_step(bool idle) {
   ZR_FAILPOINT("engine.vote");
   const CommitVote vote = cast_vote(idle, /*discards=*/false);
   early_->is_torn = vote.updated_rank >= 0;  // until it is committed
+  bool changed = finish_delayed_update();
+  if (vote.refused() && changed) publish_updates();
   if (vote.refused()) forget_gradients();
   if (vote.refused()) require_committed(vote, {});
   const ShardGroup& differing = *groups_[static_cast<std::size_t>(vote.other_trains_group)];
@@ -543,12 +547,21 @@ StepResult Engine::finish_step(bool idle) {
     const UpdateTerms terms{.factor = mean_factor(result.batches) * result.clip_coefficient / result.loss_scale,
                             .groups = settings_.groups,
                             .lr_factor = settings_.schedule.factor(committed_steps_)};
-    for (const auto& group : groups_) group->update(terms);
-    publish_updates();
+    result.delayed = settings_.update.delayed_after && committed_steps_ >= *settings_.update.delayed_after;
+    if (result.delayed) {
+      delay_update(terms);
+    } else {
+      for (const auto& group : groups_) group->update(terms);
+    }
+    changed = true;
+  }
+  if (changed) publish_updates();
+  result.changed = changed;
+  if (result.reason.empty()) {
     ZR_FAILPOINT("engine.committed");
     result.committed = true;
     result.step = ++committed_steps_;
-    early_->last_norm = result.grad_norm;
+    if (by_previous_norm) early_->last_norm = result.grad_norm;
     early_->is_torn = false;
   }
   for (const auto& group : groups_) {
@@ -595,7 +608,14 @@ void Engine::set_group(int group, const GroupHyper& hyper) {
        .expected = "0",
        .got = std::to_string(hyper.momentum),
        .hint = "with optimizer.params.momentum above 0 in the configuration SGD keeps momenta from the beginning"});
-  settings_.groups[static_cast<std::size_t>(group)] = hyper;
+  GroupHyper& own = settings_.groups[static_cast<std::size_t>(group)];
+  ZR_CHECK(!early_->begun || early_->is_delayed || hyper == own, ErrorCode::kUsage,
+           "hyper-parameters change while the update with them runs",
+           {.where = "engine.set_group",
+            .which = "parameter group " + std::to_string(group),
+            .expected = "a change before the last backward of a step, or after step()",
+            .hint = "with zeroth.update.inside_backward learning rates are taken at the beginning of backward"});
+  own = hyper;
 }
 
 std::vector<double> Engine::learning_rates() const {

@@ -187,9 +187,21 @@ Engine::StatesRead Engine::read_states(LoadReport& report, const LoadOptions& op
   }
 
   StatesRead read;
+  const SavedUpdate update = saved_update_of(manifest.update, report.path);
+  const bool can_delay = settings_.update.delayed_after.has_value();
+  ZR_CHECK(!update.is_delayed || can_delay || !options.strict, ErrorCode::kCheckpoint,
+           "a checkpoint has gradients whose update is delayed, and this training delays none",
+           {.where = "engine.load",
+            .which = report.path,
+            .expected = "/zeroth/update/delayed_after",
+            .hint = "flush_update() before save() makes a checkpoint without them; strict = false forgets them"});
+  if (update.is_delayed && !can_delay) report.missing.push_back("the update of " + std::string(kHeldGradient));
+  read.early.last_norm = update.last_norm;
+  read.early.is_delayed = update.is_delayed && can_delay;
+  read.held.assign(layout_.params.size(), false);
   std::size_t most = 0;
   for (const auto& group : groups_) {
-    for (const StatePiece& piece : pieces_of(*group))
+    for (const StatePiece& piece : pieces_of(*group, read.early.is_delayed))
       most += align_up(array_bytes(piece.has.size(), piece.dtype), kValuesAlignment);
   }
   // The copy of an earlier save is as large; no save is in flight.
@@ -197,14 +209,14 @@ Engine::StatesRead Engine::read_states(LoadReport& report, const LoadOptions& op
   std::span<std::byte> memory(read.memory.capacity() > 0 ? read.memory.data() : checkpoint_copy_.data(), most);
   std::vector<std::string> other_shapes;
   for (const auto& group : groups_) {
-    for (StatePiece& piece : pieces_of(*group)) {
+    for (StatePiece& piece : pieces_of(*group, read.early.is_delayed)) {
       const ParamSpec& spec = layout_.params[static_cast<std::size_t>(piece.param)];
       const std::string key = options.name_there(spec.name) + "/" + piece.state;
       const bool of_this_rank = piece.state.find('@') != std::string::npos;
       if (of_this_rank && manifest.world != world()) continue;  // nobody's: the ranks are others
       const auto found = sources.find(key);
       if (found == sources.end()) {
-        report.missing.push_back(key);
+        if (piece.state != kHeldGradient) report.missing.push_back(key);  // else the parameter had none
         continue;
       }
       const RankEntry& first = found->second.front().entry;
@@ -243,6 +255,13 @@ Engine::StatesRead Engine::read_states(LoadReport& report, const LoadOptions& op
             .hint = "strict = false keeps what is there for what is missing"});
   if (!manifest.loss_scaler.empty()) read.scaler = scaler_state_of(manifest.loss_scaler, report.path);
   read.groups = hypers_of(manifest, params, report.path, options);
+  if (read.early.is_delayed) {
+    Manifest of_update = manifest;
+    of_update.groups = update.groups;
+    read.early.terms = UpdateTerms{.factor = update.factor,
+                                   .groups = hypers_of(of_update, params, report.path, options),
+                                   .lr_factor = update.lr_factor};
+  }
   for (const CheckpointState& extra : manifest.extras) {
     const auto found = sources.find(detail::kExtraKey + extra.name);
     ZR_CHECK(found != sources.end(), ErrorCode::kCheckpoint, "a checkpoint lacks a tensor of its manifest",
@@ -256,7 +275,10 @@ Engine::StatesRead Engine::read_states(LoadReport& report, const LoadOptions& op
   read.updates.assign(layout_.params.size(), -1);
   for (std::size_t param = 0; param < layout_.params.size(); ++param) {
     const auto found = params.find(options.name_there(layout_.params[param].name));
-    if (found != params.end()) read.updates[param] = found->second->updates;
+    if (found == params.end()) continue;
+    read.updates[param] = found->second->updates;
+    read.held[param] = std::ranges::any_of(found->second->states,
+                                           [](const CheckpointState& state) { return state.name == kHeldGradient; });
   }
   return read;
 }
@@ -265,7 +287,7 @@ void Engine::take_states(const StatesRead& read, const Manifest& manifest) {
   for (std::size_t index = 0; index < read.pieces.size(); ++index) {
     store(read.pieces[index], read.values[index], *kernels_, resources_->gather_stream);
   }
-  *early_ = {};
+  *early_ = read.early;
   settings_.groups = read.groups;
   if (read.scaler) scaler_.set_state(*read.scaler);
   for (const auto& group : groups_) {
@@ -275,6 +297,11 @@ void Engine::take_states(const StatesRead& read, const Manifest& manifest) {
       if (said >= 0) updates[index] = said;
     }
     group->set_updates(std::move(updates));
+    std::vector<bool> held;
+    for (const int param : group->part().params) {
+      if (read.early.is_delayed) held.push_back(read.held[static_cast<std::size_t>(param)]);
+    }
+    group->restore_held(std::move(held));
   }
   committed_steps_ = manifest.step;
   kernels_->settle(resources_->gather_stream);

@@ -1,6 +1,7 @@
 // Engine::save(): states of all ranks to files, by name and element.
 #include "checkpoint/rank_file.h"
 #include "engine/accumulation.h"
+#include "engine/early_update.h"
 #include "engine/hyper_text.h"
 #include "engine/own_operations.h"
 #include "engine/piece_io.h"
@@ -28,6 +29,13 @@ namespace {
 using Json = nlohmann::ordered_json;
 using detail::RankEntry;
 
+/// A held gradient of a parameter that had none. With the whole model's numbers.
+bool is_not_held(const ShardGroup& group, const StatePiece& piece) {
+  if (piece.state != kHeldGradient) return false;
+  const std::vector<int>& params = group.part().params;
+  return !group.held()[static_cast<std::size_t>(std::ranges::find(params, piece.param) - params.begin())];
+}
+
 }  // namespace
 
 void Engine::require_between_steps(const char* where) const {
@@ -48,7 +56,14 @@ void Engine::require_between_micro_steps(const char* where) const {
 }
 
 std::vector<StatePiece> Engine::pieces_of(const ShardGroup& group) const {
-  std::vector<StatePiece> pieces = state_pieces(group.layout(), group.memory(), group.writes_states(), rank());
+  std::vector<StatePiece> pieces = pieces_of(group, early_->is_delayed);
+  if (early_->is_delayed) std::erase_if(pieces, [&](const StatePiece& piece) { return is_not_held(group, piece); });
+  return pieces;
+}
+
+std::vector<StatePiece> Engine::pieces_of(const ShardGroup& group, bool with_held) const {
+  std::vector<StatePiece> pieces =
+      state_pieces(group.layout(), group.memory(), group.writes_states(), rank(), with_held);
   for (StatePiece& piece : pieces) piece.param = group.part().params[static_cast<std::size_t>(piece.param)];
   return pieces;
 }
@@ -62,6 +77,7 @@ Manifest Engine::describe_states() const {
                     .configuration = settings_.configuration};
   for (const GroupHyper& group : settings_.groups) manifest.groups.push_back(text_of(group));
   if (settings_.loss_scaling.is_dynamic()) manifest.loss_scaler = text_of(scaler_.state());
+  manifest.update = text_of(*early_);
   for (const ParamSpec& spec : layout_.params) {
     manifest.params.push_back({.name = spec.name,
                                .shape = spec.logical_shape.empty() ? spec.shape : spec.logical_shape,
@@ -74,7 +90,8 @@ Manifest Engine::describe_states() const {
     for (std::size_t index = 0; index < group->part().params.size(); ++index) {
       manifest.params[static_cast<std::size_t>(group->part().params[index])].updates = group->updates()[index];
     }
-    for (const StateOfParam& one : described_states(group->layout(), group->memory())) {
+    for (const StateOfParam& one : described_states(group->layout(), group->memory(), early_->is_delayed)) {
+      if (one.state == kHeldGradient && !group->held()[static_cast<std::size_t>(one.param)]) continue;
       const int param = group->part().params[static_cast<std::size_t>(one.param)];
       std::vector<CheckpointState>& states = manifest.params[static_cast<std::size_t>(param)].states;
       states.push_back({.name = one.state, .dtype = safetensors_dtype(one.dtype), .shape = one.logical});

@@ -156,6 +156,9 @@ EngineSettings make_settings(const Config& config, RankCount ranks, std::vector<
   (void)settings.plan.degrees(place.size("dp") * place.size("sp"));  // an error now, and not in the engine
   settings.micro_steps = micro_steps_of(config, ranks.world);
   settings.gradient_clipping = config.gradient_clipping;
+  settings.update = {.inside_backward = config.update.inside_backward,
+                     .clip_by = config.update.clip_by == "previous_norm" ? ClipBy::kPreviousNorm : ClipBy::kExact,
+                     .delayed_after = config.update.delayed_after};
   settings.groups = std::move(groups);
   settings.optimizer = {
       .type = config.optimizer.rule(),

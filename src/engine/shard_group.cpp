@@ -213,7 +213,7 @@ bool ShardGroup::update_ended(const UpdateTerms& terms, bool is_delayed) {
       }
       parameters_->begin_update(flat);
       binder_->begin_update(flat);
-      updater_->update_flat(flat, has_grad(), terms);
+      updater_->update_flat(flat, is_delayed ? held_ : has_grad(), terms);
       any = true;
     }
   }
@@ -229,6 +229,16 @@ void ShardGroup::forget_ended() {
 
 void ShardGroup::update(const UpdateTerms& terms) {
   updater_->update(has_grad_anywhere_, terms);
+}
+
+void ShardGroup::hold_sums() {
+  held_ = has_grad_anywhere_;
+  updater_->hold();
+}
+
+void ShardGroup::restore_held(std::vector<bool> held) {
+  held_ = std::move(held);
+  updater_->set_held(!held_.empty());
 }
 
 void ShardGroup::complete_uses() {

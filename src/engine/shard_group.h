@@ -107,6 +107,14 @@ class ShardGroup {
   void share_sums();
   /// Updates what has a gradient anywhere; see Updater.
   void update(const UpdateTerms& terms);
+  /// Instead of update(): keeps the sums, and what has a gradient anywhere, for update_held().
+  void hold_sums();
+  /// What update_ended() has left of their update.
+  void update_held(const UpdateTerms& terms) { updater_->update(held_, terms); }
+  /// One a parameter: it has a gradient that hold_sums() has kept.
+  [[nodiscard]] const std::vector<bool>& held() const { return held_; }
+  /// They were put there from elsewhere; empty: none are there any more.
+  void restore_held(std::vector<bool> held);
 
   [[nodiscard]] const ModelMemory& memory() const { return *memory_; }
   [[nodiscard]] ModelMemory& memory() { return *memory_; }
@@ -153,6 +161,7 @@ class ShardGroup {
   std::unique_ptr<UnitUses> uses_;
   std::vector<bool> trained_;
   std::vector<bool> has_grad_anywhere_;
+  std::vector<bool> held_;
   std::vector<int> ended_;  ///< units whose update may begin
   bool stopped_ = false;    ///< no further one in this step: sums are not finite
   std::size_t staging_bytes_ = 0;

@@ -53,6 +53,12 @@ std::string describe(const ShardGroups& groups, const EngineSettings& settings) 
   }
   text << "micro_steps " << settings.micro_steps << "\n";
   text << "gradient_clipping " << hex_float(settings.gradient_clipping) << "\n";
+  const UpdateSettings& update = settings.update;
+  if (update != UpdateSettings()) {
+    text << "update" << (update.inside_backward ? " inside backward" : "")
+         << (update.clip_by == ClipBy::kPreviousNorm ? " clipped by the previous norm" : "")
+         << (update.delayed_after ? " delayed after " + std::to_string(*update.delayed_after) : "") << "\n";
+  }
   text << "optimizer " << settings.optimizer.type << (settings.optimizer.momentum ? " with momentum" : "") << "\n";
   text << "max_nonfinite_steps " << settings.max_nonfinite_steps << "\n";
   const LossScaling& scaling = settings.loss_scaling;
@@ -198,6 +204,7 @@ void require_plan_fits(const ShardGroups& groups, const EngineSettings& settings
                            plan.narrow_buckets = asked.narrow_buckets;
                            plan.reshard = reshard;
                            plan.residency = asked.residency;
+                           plan.holds_gradients = asked.holds_gradients;
                            return plan;
                          }});
     }

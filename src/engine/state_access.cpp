@@ -1,4 +1,5 @@
 // Engine::read_states(), local_states() and write_weights(): states by name, whole, while the engine lives.
+#include "engine/early_update.h"
 #include "engine/own_operations.h"
 #include "engine/piece_io.h"
 #include "engine/shard_group.h"
@@ -234,7 +235,7 @@ std::vector<StatePiece> Engine::pieces_of_kind(const std::string& kind, double f
       pieces = gradient_pieces(group->layout(), group->memory(), first, has_sums, factor);
     } else {
       const std::string state = kind == "master" ? "weight" : kind;
-      pieces = state_pieces(group->layout(), group->memory(), first, rank());
+      pieces = state_pieces(group->layout(), group->memory(), first, rank(), early_->is_delayed);
       std::erase_if(pieces, [&state](const StatePiece& piece) { return piece.state != state; });
     }
     for (StatePiece& piece : pieces) {
@@ -479,6 +480,8 @@ void Engine::republish(std::string_view what) {
 
 void Engine::write_weights(const WeightWrite& write) {
   require_own_weights("a write of weights");
+  ZR_CHECK(!early_->is_delayed, ErrorCode::kUsage, "weights are written while an update of them is delayed",
+           {.where = kStateWhere, .hint = "call flush_update() first: it would change what is written"});
   require_quiet("a write of weights");
   std::vector<int> params;
   for (const std::string& name : write.names) {

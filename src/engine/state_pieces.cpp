@@ -40,6 +40,11 @@ Range entries_that_begin_in(const Range& range, std::int64_t offset, std::int64_
   return {first_from(range.begin), std::max(first_from(range.begin), first_from(range.end))};
 }
 
+/// With an entry for each element of a parameter, or for each of its rows.
+bool is_state_of_param(StateKind kind, bool with_held) {
+  return kind == StateKind::kOptimizer || kind == StateKind::kAverage || (with_held && kind == StateKind::kHeld);
+}
+
 }  // namespace
 
 BoxRange whole_box(const ParamSpec& spec) {
@@ -49,15 +54,15 @@ BoxRange whole_box(const ParamSpec& spec) {
   return box;
 }
 
-std::vector<StatePiece> state_pieces(const ModelLayout& model, const ModelMemory& memory, bool is_first, int job_rank) {
+std::vector<StatePiece> state_pieces(const ModelLayout& model, const ModelMemory& memory, bool is_first, int job_rank,
+                                     bool with_held) {
   std::map<int, const ModelMemory::Placed*> masters;  // by flat
   for (const ModelMemory::Placed& placed : memory.states()) {
     if (placed.row.kind == StateKind::kMaster) masters[placed.row.flat] = &placed;
   }
   std::vector<StatePiece> pieces;
   for (const auto& [row, at] : memory.states()) {
-    const bool is_state = row.kind == StateKind::kOptimizer || row.kind == StateKind::kAverage;
-    if (row.kind != StateKind::kParameter && !is_state) continue;
+    if (row.kind != StateKind::kParameter && !is_state_of_param(row.kind, with_held)) continue;
     const FlatLayout& flat = model.flat(row.flat);
     for (const Segment& segment : flat.segments) {
       const Range part = intersect(segment.range(), row.range);
@@ -95,7 +100,7 @@ std::vector<StatePiece> state_pieces(const ModelLayout& model, const ModelMemory
   return pieces;
 }
 
-std::vector<StateOfParam> described_states(const ModelLayout& model, const ModelMemory& memory) {
+std::vector<StateOfParam> described_states(const ModelLayout& model, const ModelMemory& memory, bool with_held) {
   std::set<int> mastered;  // flats
   for (const ModelMemory::Placed& placed : memory.states()) {
     if (placed.row.kind == StateKind::kMaster) mastered.insert(placed.row.flat);
@@ -103,8 +108,7 @@ std::vector<StateOfParam> described_states(const ModelLayout& model, const Model
   std::vector<StateOfParam> states;
   for (const auto& [row, at] : memory.states()) {
     const bool is_parameter = row.kind == StateKind::kParameter;
-    const bool is_state = row.kind == StateKind::kOptimizer || row.kind == StateKind::kAverage;
-    if ((!is_parameter && !is_state) || row.shape == StateShape::kRank) continue;
+    if ((!is_parameter && !is_state_of_param(row.kind, with_held)) || row.shape == StateShape::kRank) continue;
     const FlatLayout& flat = model.flat(row.flat);
     for (const Segment& segment : flat.segments) {
       const ParamSpec& spec = model.params[static_cast<std::size_t>(segment.param)];

@@ -36,9 +36,9 @@ struct StatePiece {
 };
 
 /// The pieces of a shard group on one rank, in the order of its flats. `is_first`: no other group with the same
-/// elements writes them. `job_rank`: for states of every rank's own.
+/// elements writes them. `job_rank`: for states of every rank's own. `with_held`: held gradients are states.
 [[nodiscard]] std::vector<StatePiece> state_pieces(const ModelLayout& model, const ModelMemory& memory, bool is_first,
-                                                   int job_rank);
+                                                   int job_rank, bool with_held);
 
 /// A state that a parameter has on some rank.
 struct StateOfParam {
@@ -49,7 +49,8 @@ struct StateOfParam {
 };
 
 /// What state_pieces() of all ranks are of, also where this rank has no element. Without states of every rank's own.
-[[nodiscard]] std::vector<StateOfParam> described_states(const ModelLayout& model, const ModelMemory& memory);
+[[nodiscard]] std::vector<StateOfParam> described_states(const ModelLayout& model, const ModelMemory& memory,
+                                                         bool with_held);
 
 /// The parameters at rest, in the dtype of computation, as the state "param".
 [[nodiscard]] std::vector<StatePiece> parameter_pieces(const ModelLayout& model, const ModelMemory& memory,

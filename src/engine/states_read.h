@@ -2,6 +2,7 @@
 #pragma once
 
 #include "checkpoint/element_reader.h"
+#include "engine/early_update.h"
 #include "engine/state_pieces.h"
 
 #include <zeroth/engine/engine.h>
@@ -30,6 +31,8 @@ struct Engine::StatesRead {
   std::vector<GroupHyper> groups{};
   std::optional<LossScaler::State> scaler{};
   std::vector<std::int64_t> updates{};  ///< one a parameter; -1: not there
+  EarlyUpdate early{};
+  std::vector<bool> held{};  ///< one a parameter: it has a gradient whose update is delayed
 
   // Of a step that was under way.
   struct Sums {

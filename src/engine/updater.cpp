@@ -66,24 +66,56 @@ std::vector<Updater::Run> Updater::runs_of(int flat, const std::vector<bool>& ha
 void Updater::add_pieces(int flat, const Run& run, std::vector<Piece>& pieces) {
   const FlatLayout& layout = layout_.flat(flat);
   const std::size_t element = size_of(layout.accumulation());
-  for (int owner = 0; owner < layout.world(); ++owner) {
-    const Range shard = layout.shard(owner);
-    const Range part = intersect(run.range, shard);
-    if (part.size() == 0) continue;
-    const bool own = owner == memory_.rank();
-    const std::byte* sums = own ? memory_.reduced(flat) : memory_.peer_reduced(flat, owner);
+  const auto add = [&](const Range& part, const std::byte* sums) {
     for (std::int64_t at = part.begin; at < part.end;) {
       const std::int64_t end = std::min(part.end, memory_.together(flat, at).end);
       pieces.push_back({.flat = flat,
                         .range = {at, end},
                         .step = run.step,
                         .group = run.group,
-                        .sums = sums + static_cast<std::size_t>(at - shard.begin) * element});
+                        .sums = sums + static_cast<std::size_t>(at - part.begin) * element});
       at = end;
     }
-    if (!own && memory_.one_sided())
-      backend_.count_one_sided(CollectiveKind::kAllGather, owner, static_cast<std::size_t>(part.size()) * element);
+  };
+  if (is_held_) {
+    const std::int64_t in_held = run.range.begin - memory_.update_range(flat).begin;
+    return add(run.range, memory_.held(flat) + static_cast<std::size_t>(in_held) * element);
   }
+  for (int owner = 0; owner < layout.world(); ++owner) {
+    const Range shard = layout.shard(owner);
+    const Range part = intersect(run.range, shard);
+    if (part.size() == 0) continue;
+    add(part, sums_of(flat, owner) + static_cast<std::size_t>(part.begin - shard.begin) * element);
+    count_sums(owner, static_cast<std::size_t>(part.size()) * element);
+  }
+}
+
+const std::byte* Updater::sums_of(int flat, int owner) {
+  return owner == memory_.rank() ? memory_.reduced(flat) : memory_.peer_reduced(flat, owner);
+}
+
+void Updater::count_sums(int owner, std::size_t bytes) {
+  if (owner != memory_.rank() && memory_.one_sided())
+    backend_.count_one_sided(CollectiveKind::kAllGather, owner, bytes);
+}
+
+void Updater::hold() {
+  for (int flat = 0; flat < static_cast<int>(layout_.flats.size()); ++flat) {
+    const FlatLayout& layout = layout_.flat(flat);
+    if (!layout.trainable) continue;
+    const Range updated = memory_.update_range(flat);
+    const DType accumulation = layout.accumulation();
+    for (int owner = 0; owner < layout.world(); ++owner) {
+      const Range shard = layout.shard(owner);
+      const Range part = intersect(updated, shard);
+      if (part.size() == 0) continue;
+      const std::size_t bytes = array_bytes(part.size(), accumulation);
+      kernels_.copy(memory_.held(flat) + array_bytes(part.begin - updated.begin, accumulation),
+                    sums_of(flat, owner) + array_bytes(part.begin - shard.begin, accumulation), bytes, stream_);
+      count_sums(owner, bytes);
+    }
+  }
+  is_held_ = true;
 }
 
 void Updater::update_piece(const Piece& piece, double factor, const GroupHyper& hyper) {
@@ -169,6 +201,7 @@ void Updater::update(const std::vector<bool>& has_grad, const UpdateTerms& terms
   }
   last_order_ = std::exchange(order_, {});
   updated_.assign(updated_.size(), false);
+  is_held_ = false;
   for (std::size_t param = 0; param < has_grad.size(); ++param) {
     if (has_grad[param]) ++steps_[param];
   }

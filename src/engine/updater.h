@@ -36,6 +36,12 @@ class Updater {
   /// update_flat() was called since the last update().
   [[nodiscard]] bool is_updated(int flat) const { return updated_[static_cast<std::size_t>(flat)]; }
 
+  /// Keeps the sums of this step, those of update_range(), in ModelMemory::held(): update() and update_flat() read them
+  /// there, until the end of update().
+  void hold();
+  /// Whether sums were put there from elsewhere.
+  void set_held(bool is_held) { is_held_ = is_held; }
+
   /// What update_flat() has updated counts as that no more: after a step that was refused.
   void forget_updated();
 
@@ -64,6 +70,9 @@ class Updater {
     const std::byte* sums = nullptr;
   };
   void add_pieces(int flat, const Run& run, std::vector<Piece>& pieces);
+  /// Where the sums of `owner` begin.
+  [[nodiscard]] const std::byte* sums_of(int flat, int owner);
+  void count_sums(int owner, std::size_t bytes);
   void update_piece(const Piece& piece, double factor, const GroupHyper& hyper);
   /// Starts to bring the states of `next`, and of flats after them.
   void look_ahead(std::span<const Piece> next);
@@ -78,9 +87,10 @@ class Updater {
   bool has_entries_of_tensors_;  ///< states with one entry for each parameter or row: a block lies in one of them
   bool has_entries_of_rows_;
   std::vector<std::int64_t> steps_;  ///< updates so far, one a parameter
-  std::vector<bool> updated_;        ///< one a flat: ahead of update()
-  std::vector<int> order_;           ///< flats, as they were updated
-  std::vector<int> last_order_;      ///< of the last update
+  bool is_held_ = false;
+  std::vector<bool> updated_;    ///< one a flat: ahead of update()
+  std::vector<int> order_;       ///< flats, as they were updated
+  std::vector<int> last_order_;  ///< of the last update
 };
 
 }  // namespace zeroth

@@ -70,6 +70,9 @@ void EngineBase::release_parameters() {
 void EngineBase::zero_grad() {
   runtime_->discard_gradients();
 }
+void EngineBase::flush_update() {
+  runtime_->flush_update();
+}
 StepResult EngineBase::step() {
   return runtime_->step();
 }

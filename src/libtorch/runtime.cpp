@@ -611,13 +611,23 @@ void Runtime::discard_gradients() {
   core_->discard_gradients();
 }
 
+void Runtime::flush_update() {
+  require_own_process();
+  settle();
+  guards_.clear();
+  require_all_ours();
+  slots_.require_kept();
+  core_->flush_update();
+  take_new_weights();
+}
+
 StepResult Runtime::end_step(bool all) {
   require_own_process();
   settle();
   if (core_->has_gradients()) guards_.require_there();
   slots_.require_kept();
   StepResult result = all ? core_->step_all() : core_->step();
-  if (result.committed) {
+  if (result.changed) {
     slots_.refresh();
     slots_.bump_versions(trainable_);
   }
@@ -665,6 +675,7 @@ void Runtime::give_parameters_back() {
 void Runtime::export_safetensors(const std::string& path) {
   require_own_process();
   settle();
+  core_->require_whole("an export");
   require_all_ours();
   slots_.require_kept();
   core_->together([&] {

@@ -123,6 +123,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   [[nodiscard]] Next begin_batch(bool has_batch);
   [[nodiscard]] Next join() { return core_->join(); }
   void discard_gradients();
+  void flush_update();
   void export_safetensors(const std::string& path);
   std::string save(const std::string& folder, SaveOptions options);
   SaveHandle save_async(const std::string& folder, SaveOptions options);

@@ -240,6 +240,15 @@ void ParameterSlots::retire() {
   }
 }
 
+void ParameterSlots::begin_update(int flat) {
+  if (gathered_ || copies_) return;  // what a backward reads is a copy
+  std::vector<int> params;
+  for (const Segment& segment : layout_->flat(flat).segments) params.push_back(segment.param);
+  // A node that still needs them is refused by autograd.
+  for (const int param : params) torch::autograd::impl::bump_version(tensors_[static_cast<std::size_t>(param)]);
+  take_versions(params);
+}
+
 void ParameterSlots::bump_versions(const std::vector<int>& params) {
   for (const int param : params) torch::autograd::impl::bump_version(tensors_[static_cast<std::size_t>(param)]);
   take_versions();

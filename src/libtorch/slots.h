@@ -44,6 +44,7 @@ class ParameterSlots final : public ParameterBinder {
   void drop_initial(std::span<const int> params);
 
   void bind(int flat, std::byte* data) override;
+  void begin_update(int flat) override;
   /// The engine's memory has new values of what trains: the copies of what is bound get them too.
   void refresh();
   /// The parameters take `own`, one a parameter, for their data; the engine binds none of them any more.

@@ -11,6 +11,7 @@ void StepLog::report(const StepResult& result) {
   const auto seconds = [](auto duration) { return std::chrono::duration<double>(duration).count(); };
   log_.record("step", {{"step", result.step},
                        {"committed", result.committed},
+                       {"delayed", result.delayed},
                        {"reason", std::string_view(result.reason)},
                        {"grad_norm", result.grad_norm},
                        {"clip_coefficient", result.clip_coefficient},

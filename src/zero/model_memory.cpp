@@ -135,6 +135,7 @@ void ModelMemory::place_states(Kernels& kernels, std::span<const StateDeclaratio
   private_ = kernels.make_arena(bytes, "private");
   parameters_.assign(model_.flats.size(), StateBytes());
   reduced_.assign(model_.flats.size(), nullptr);
+  held_.assign(model_.flats.size(), nullptr);
   masters_.assign(model_.flats.size(), -1);
   first_state_.assign(model_.flats.size(), 0);
   for (StateRow& row : rows) {
@@ -157,6 +158,7 @@ void ModelMemory::place_states(Kernels& kernels, std::span<const StateDeclaratio
     holds_.push_back(ledger_.hold({row.unit, row.memory()}, row.bytes()));
     if (row.kind == StateKind::kParameter) parameters_[flat] = StateBytes(data);
     if (row.kind == StateKind::kSums) reduced_[flat] = data;
+    if (row.kind == StateKind::kHeld) held_[flat] = data;
     if (row.initial != 0) kernels.fill(data, row.entries, row.dtype, row.initial);
     states_.push_back({std::move(row), StateBytes(data)});
   }

@@ -117,6 +117,8 @@ class ModelMemory {
   [[nodiscard]] std::byte* micro_step_sums(int flat) { return sums_at(flat, micro_step_part(flat).begin); }
   /// This rank's part at the gradients' degree; without a gradient degree it is the piece.
   [[nodiscard]] Range micro_step_part(int flat) const { return model_.flat(flat).part(rank_, degrees_.gradient); }
+  /// The sums of update_range() of the step before, in the accumulation dtype; null unless the plan holds_gradients.
+  [[nodiscard]] std::byte* held(int flat) const { return held_[index(flat)]; }
   /// See sums_in_buckets().
   [[nodiscard]] bool sums_in_bucket(int flat) const { return sums_in_buckets_[index(flat)]; }
   /// True if other ranks read this rank's sums after the commit vote, in memory of its next gradients or sums. Then no
@@ -219,6 +221,7 @@ class ModelMemory {
   // Into states_, one a flat, null where there is none.
   std::vector<StateBytes> parameters_;
   std::vector<std::byte*> reduced_;
+  std::vector<std::byte*> held_;
   std::vector<int> masters_;              // into states_, one a flat; -1: none
   std::vector<std::size_t> first_state_;  // of the optimizer's rows
   std::vector<std::span<std::byte>> gathered_slots_;

@@ -57,6 +57,7 @@ MemoryState StateRow::memory() const {
     case StateKind::kAverage:  // as large, and at the same ranks
       return MemoryState::kOptimizer;
     case StateKind::kSums:
+    case StateKind::kHeld:
       return MemoryState::kReduced;
   }
   return MemoryState::kOther;
@@ -104,6 +105,13 @@ std::vector<StateRow> state_table(const ModelLayout& model, const ShardingPlan& 
            .dtype = state.dtype.value_or(flat.accumulation()),
            .initial = state.initial,
            .residency = state.shape == StateShape::kElement ? plan.residency.optimizer : Residency::kDevice});
+    }
+    if (plan.holds_gradients) {
+      add({.kind = StateKind::kHeld,
+           .name = std::string(kHeldGradient),
+           .range = updated,
+           .degree = degrees.optimizer,
+           .dtype = flat.accumulation()});
     }
     if (in_buckets[index]) continue;
     add({.kind = StateKind::kSums,

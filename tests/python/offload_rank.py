@@ -32,6 +32,8 @@ class Row:
     clip: float = 0.1
     param: bool = False
     """parameters too"""
+    update: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """zeroth.update"""
 
 
 ROWS = (
@@ -61,7 +63,7 @@ def config(row: Row, folder: str) -> dict[str, Any]:
             "type": row.optimizer,
             "params": {"lr": 1e-2, **({"momentum": 0.9} if row.optimizer == "SGD" else {})},
         },
-        "zeroth": {"offload": {"block_elements": 1024, "io": row.io}},
+        "zeroth": {"offload": {"block_elements": 1024, "io": row.io}, "update": row.update},
         "aio": {"block_size": 4096, "queue_depth": 8},
     }
     if row.dtype:
@@ -156,6 +158,29 @@ def refusals(folder: str) -> None:
     del document["zero_optimization"]["offload_optimizer"]
     with refused("OUT_OF_MEMORY", r"optimizer states in files \(offload_optimizer\)"):
         zeroth.Engine(model(), document, world=world(), log_level="error")
+
+
+def update_times(folder: str) -> None:
+    """Inside backward with the bits of an update after the vote; delayed, and flushed, with those of one at once."""
+    for row in (Row(1, clip=0.0), Row(3, "bf16", micro=2, update={"clip_by": "previous_norm"})):
+        after, inside = (
+            made(row, ""),
+            made(dataclasses.replace(row, update={**row.update, "inside_backward": True}), folder),
+        )
+        assert train(after, row) == train(inside, row), row
+        weights = [engine.state_dict(ranks=None) for engine in (after, inside)]
+        assert all(torch.equal(weights[1][name], value) for name, value in weights[0].items()), row
+        for engine in (after, inside):
+            engine.close(keep_parameters=False)
+    row = Row(2, update={"delayed_after": 0})
+    at_once, late = made(Row(2), ""), made(row, folder)
+    for step in range(STEPS):
+        assert train(at_once, row, step, 1) == train(late, row, step, 1), step
+        late.flush_update()
+    for engine in (at_once, late):
+        engine.close(keep_parameters=False)
+    with refused("CONFIG", "/zeroth/update/inside_backward.*previous_norm"):
+        made(Row(1, update={"inside_backward": True}), folder)
 
 
 def main() -> None:

@@ -71,6 +71,7 @@ struct Manifest {
   CheckpointBase base{};                    ///< where weights lie that never train, and are not in the files here
   std::string accumulation{};               ///< JSON: micro-steps of a step that was under way; "" between steps
   std::string loss_scaler{};                ///< JSON, as groups; "" without a loss scale that adapts
+  std::string update{};                     ///< JSON: what the next update needs of the last step; "" if nothing
   std::string user{};                       ///< JSON of the caller
   std::vector<std::string> user_of_rank{};  ///< JSON, one a rank
   std::vector<CheckpointFile> files{};      ///< one a rank

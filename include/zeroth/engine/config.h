@@ -140,6 +140,13 @@ struct BudgetConfig {
   std::int64_t file_bytes = 0;
 };
 
+/// Section "zeroth.update": when the update of a step runs. See UpdateSettings.
+struct UpdateConfig {
+  bool inside_backward = false;
+  std::string clip_by = "exact_norm";           ///< or "previous_norm"
+  std::optional<std::int64_t> delayed_after{};  ///< steps before the first whose update is delayed; unset: none is
+};
+
 /// The rest of section "zeroth".
 struct RuntimeConfig {
   int threads = 0;  ///< of CPU kernels per rank; 0: the cores of this host shared by its ranks
@@ -223,6 +230,7 @@ struct Config {
   OptimizerConfig optimizer{};
   SchedulerConfig scheduler{};
   ZeroConfig zero{};
+  UpdateConfig update{};
   MeshConfig mesh{};
   PipelineConfig pipeline{};
   OffloadConfig offload{};

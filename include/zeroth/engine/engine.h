@@ -335,6 +335,12 @@ class Engine {
   /// is applied.
   void write_weights(const WeightWrite& write);
 
+  /// Whether gradients of the last step wait for their update (UpdateSettings::delayed_after).
+  [[nodiscard]] bool has_delayed_update() const;
+  /// Updates with them now, and not in the next step, as at the end of a training. Does nothing if none wait.
+  /// Collective, blocks; between steps.
+  void flush_update();
+
   /// Keeps an average of all trainable parameters, where the optimizer's states are, in the dtype of masters. It begins
   /// as the masters, and is a state: `name` is its kind, save() and load() have it. Collective, blocks. Throws kUsage
   /// for a name that is not new.
@@ -447,6 +453,10 @@ class Engine {
   /// Updates the units that can be.
   void advance_early_update();
   void publish_updates();
+  /// The verdict on a step is there: keeps its gradients for the next step.
+  void delay_update(UpdateTerms terms);
+  /// Updates what no backward has updated of the step before. True if there was a delayed update.
+  bool finish_delayed_update();
   /// Completes all sums of the step, then runs the vote of all ranks.
   CommitVote cast_vote(bool idle, bool discards);
   struct StatesRead;
@@ -460,6 +470,7 @@ class Engine {
   void read_accumulation(StatesRead& read, LoadReport& report, const LoadOptions& options, StateSources& sources);
   void take_accumulation(const StatesRead& read);
   [[nodiscard]] std::vector<StatePiece> pieces_of(const ShardGroup& group) const;
+  [[nodiscard]] std::vector<StatePiece> pieces_of(const ShardGroup& group, bool with_held) const;
   [[nodiscard]] Manifest describe_states() const;
   [[nodiscard]] std::string describe_all_params();
   /// Collective, blocks. On rank 0 all of it but the files; empty on the others.

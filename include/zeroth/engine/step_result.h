@@ -43,7 +43,9 @@ enum class SkipCause : std::uint8_t {
 
 struct StepResult {
   bool boundary = false;   ///< false: a micro-step that is not the last one; nothing below is set
-  bool committed = false;  ///< parameters were updated
+  bool committed = false;  ///< the step counts: parameters were updated, or will be
+  bool delayed = false;    ///< committed, and the update of it runs in the next step (UpdateSettings::delayed_after)
+  bool changed = false;    ///< parameters have changed: by the update of this step, or of the step before
   std::string reason{};    ///< the reason if not
   SkipCause cause = SkipCause::kNone;
   std::int64_t step = 0;          ///< committed steps so far

@@ -192,6 +192,8 @@ class EngineBase {
   /// Drops the gradients since the last step(); see zeroth::Engine::discard_gradients(). Not needed after an update: it
   /// is for a dropped batch, and for gradients of another loss. Collective and blocking if there are gradients.
   void zero_grad();
+  /// See zeroth::Engine::flush_update(). Collective, blocks.
+  void flush_update();
   /// Mean of `value` over the ranks. Collective, blocks. Throws kMismatch, with both names, if ranks give different
   /// names.
   [[nodiscard]] double average(double value, std::string_view name = {});

@@ -108,6 +108,7 @@ struct ShardingPlan {
       0;  ///< of the sums of micro-steps, under every placement; 0: all ranks. Part of the numbers, like the policy
 
   ResidencyPlan residency{};
+  bool holds_gradients = false;  ///< reduced gradients of a step wait for the next one, in memory of their own
 
   /// The degrees in a world of this size. Throws kConfig unless parameter_degree divides optimizer_degree, that divides
   /// the world, and gradient_degree forms one chain of divisors with them.

@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace zeroth {
@@ -29,7 +30,11 @@ enum class StateKind : std::uint8_t {
   kOptimizer,  ///< declared by the optimizer
   kAverage,    ///< of weights over steps, where a caller keeps one; see ModelMemory::add_average()
   kSums,       ///< reduced gradients that have memory of their own, outside of buckets
+  kHeld,       ///< those of the step before, whose update is delayed
 };
+
+/// The name of StateKind::kHeld: sums over the ranks and micro-steps of a step that was committed.
+inline constexpr std::string_view kHeldGradient = "held_gradient";
 
 /// How float32 values of trained 16-bit parameters are kept. The one place that decides it.
 enum class Master : std::uint8_t {
@@ -64,8 +69,8 @@ struct StateRow {
   [[nodiscard]] MemoryState memory() const;
 };
 
-/// Rows of `rank`: for each flat parameter, master, the optimizer's states in their order, sums; those that are empty
-/// for this plan are left out. Every rank can compute the rows of all ranks.
+/// Rows of `rank`: for each flat parameter, master, the optimizer's states in their order, held gradients, sums; those
+/// that are empty for this plan are left out. Every rank can compute the rows of all ranks.
 [[nodiscard]] std::vector<StateRow> state_table(const ModelLayout& model, const ShardingPlan& plan, int rank,
                                                 std::span<const StateDeclaration> states, int micro_steps);
 

@@ -304,6 +304,24 @@ void check_scheduler(const SchedulerConfig& scheduler, bool warmup_given, const 
   }
 }
 
+/// Whether an update can begin inside backward; the engine refuses the same (require_possible()).
+void check_update(const Config& config, const AddProblem& add) {
+  if (!config.update.inside_backward) return;
+  constexpr const char* kKey = "/zeroth/update/inside_backward";
+  if (config.update.delayed_after) {
+    add(kKey, "an update cannot be inside its own backward and inside the next one", "one of both",
+        "true, and delayed_after = " + std::to_string(*config.update.delayed_after), "leave out one of the two keys");
+  }
+  if (config.gradient_clipping > 0 && config.update.clip_by == "exact_norm") {
+    add(kKey, "clipping by the exact norm starts the update with the verdict", "no gradient_clipping", "true",
+        "set zeroth.update.clip_by to previous_norm, or leave out one of the keys");
+  }
+  if (config.fp16.is_dynamic()) {
+    add(kKey, "a loss scale that adapts lives from steps that are skipped", "a step that is committed", "true",
+        "set fp16.loss_scale to one that stays, or train in bf16");
+  }
+}
+
 void check_degrees(const ZeroConfig& zero, const AddProblem& add) {
   const bool hpz = zero.hpz_partition_size > 1;
   const bool mics = zero.mics_shard_size > 0;
@@ -404,6 +422,7 @@ void check_together(const Config& config, const Document& document, Problems& pr
     add("/zeroth/offload/ratio", "two keys say which share of the states is in files", "given", "planned",
         "leave out offload_optimizer.ratio");
   }
+  if (!problems.touches("/zeroth")) check_update(config, add);
   if (!problems.touches("/optimizer")) check_optimizer(config.optimizer, add);
   if (!problems.touches("/zero_optimization") && !problems.touches("/zeroth")) check_degrees(config.zero, add);
   if (!problems.touches("/scheduler")) {

@@ -572,6 +572,24 @@ constexpr std::array kKeys{
          .lowest = 8192,
          .highest = kMaxBytes,
          .shared = false}),
+    bind<&Config::update, &UpdateConfig::inside_backward>(
+        {.pointer = "/zeroth/update/inside_backward",
+         .text = "A unit is updated inside the last backward of a step, when all ranks have its last gradients; false: "
+                 "after the vote. The same bits. A step that would have been skipped ends the training once a unit was "
+                 "updated. Not with gradient_clipping by the exact norm, nor with a loss scale that adapts."}),
+    bind<&Config::update, &UpdateConfig::clip_by>(
+        {.pointer = "/zeroth/update/clip_by",
+         .kind = KeyKind::kChoice,
+         .text = "The norm that gradient_clipping looks at: of the step itself, or of the last committed step, which "
+                 "is known before the backward. The first step is clipped by its own. Part of the numbers.",
+         .choices = "exact_norm|previous_norm"}),
+    bind<&Config::update, &UpdateConfig::delayed_after>(
+        {.pointer = "/zeroth/update/delayed_after",
+         .kind = KeyKind::kInteger,
+         .text = "Delayed updates (DPU): after so many steps, the update of a step runs inside the last backward of "
+                 "the next one, which computes on the parameters before it. Absent: never. Part of the numbers.",
+         .default_text = "never",
+         .nullable = true}),
     bind<&Config::pipeline, &PipelineConfig::schedule>(
         {.pointer = "/zeroth/pipeline/schedule",
          .kind = KeyKind::kChoice,
