@@ -171,7 +171,7 @@ void group_by_axes(std::span<ParamSpec> params, std::span<const ParamAxes> axes,
         if (axis.name != kPipelineAxis && std::ranges::find(kind.summed, axis.name) != kind.summed.end())
           ranks_of_stage *= axis.size;
       }
-      if (group.plan.gathers_parameters() && group.plan.parameter_degree == 0)
+      if (group.plan.parameter == Placement::kFlat && group.plan.parameter_degree == 0)
         group.plan.parameter_degree = ranks_of_stage;
     }
     for (const std::size_t param : own) params[param].shard_group = static_cast<int>(settings.shard_groups.size());

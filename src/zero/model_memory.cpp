@@ -236,10 +236,11 @@ Range ModelMemory::together(int flat, std::int64_t element) const {
 }
 
 int ModelMemory::views_ahead() const {
+  constexpr int kMost = 64;  // more than a disk has in flight
   int ahead = 0;
   for (const auto* blocks : {blocked_.get(), filed_parameters_.get()}) {
     if (blocks == nullptr) continue;
-    const int most = std::max(1, blocks->slots() - 2);
+    const int most = std::clamp(blocks->slots() - 2, 1, kMost);
     ahead = ahead == 0 ? most : std::min(ahead, most);
   }
   return ahead;

@@ -83,7 +83,8 @@ void expect_memory_as_planned(const MemoryReport& memory, const std::string& tex
 }
 
 void expect_the_bits_of_memory(const FactorRow& row) {
-  const ToyTraining resident = training_of(row);
+  ToyTraining resident = training_of(row);
+  resident.steps = 3;  // of which the second is the first to read what an update wrote
   const ToyOutcome expected = train_toy(resident);
   const ToyOutcome got = train_toy(in_files(resident, row));
   std::string text = "factors";
@@ -222,6 +223,7 @@ TEST(Residency, PlansWithDegreesHaveTheirBitsFromFilesToo) {
     const FactorRow row{3, 3, 0, 1, 0, 0, 0, 0, 0, 0, kBoth, 0};
     ToyTraining resident = training_of(row);
     resident.plan = plan;
+    resident.steps = 3;
     const ToyOutcome expected = train_toy(resident);
     const ToyOutcome got = train_toy(in_files(resident, row));
     EXPECT_EQ(difference(expected, got), "") << plan.name;
