@@ -305,6 +305,7 @@ void Engine::grad_ready(int param, ConstTensorView grad) {
   group.uses().count_gradient(index);
   const int unit = group.layout().places[static_cast<std::size_t>(index)].unit;
   if (group.uses().gradients_complete(unit)) group.gradients().close_unit(unit, updates_early());
+  advance_early_update();
 }
 
 void Engine::expect_gradient(int param, bool expected) {

@@ -3,6 +3,7 @@
 #include <zeroth/base/error.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 namespace zeroth {
@@ -118,11 +119,10 @@ void Updater::hold() {
   is_held_ = true;
 }
 
-void Updater::update_piece(const Piece& piece, double factor, const GroupHyper& hyper) {
+void Updater::update_piece(const Piece& piece, const StateView& view, double factor, const GroupHyper& hyper) {
   const FlatLayout& layout = layout_.flat(piece.flat);
   const DType accumulation = layout.accumulation();
   const Range& updated = piece.range;
-  const StateView view = memory_.view(piece.flat, updated.begin, Access::kUpdate);
   const auto update = [&](std::int64_t begin, std::int64_t end) {
     std::vector<std::byte*> states(num_states_);
     for (std::size_t state = 0; state < num_states_; ++state) {
@@ -180,11 +180,19 @@ void Updater::look_ahead(std::span<const Piece> next) {
 void Updater::update_flat(int flat, const std::vector<bool>& has_grad, const UpdateTerms& terms) {
   std::vector<Piece> pieces;
   for (const Run& run : runs_of(flat, has_grad)) add_pieces(flat, run, pieces);
+  std::optional<StateView> view;  // of the elements that come together: one lease, and one write
+  Range together{};
   for (std::size_t next = 0; next < pieces.size(); ++next) {
-    look_ahead(std::span(pieces).subspan(next));
+    const std::int64_t begin = pieces[next].range.begin;
+    if (!view || begin >= together.end) {
+      view.reset();
+      look_ahead(std::span(pieces).subspan(next));
+      view.emplace(memory_.view(flat, begin, Access::kUpdate));
+      together = memory_.together(flat, begin);
+    }
     GroupHyper hyper = terms.groups[static_cast<std::size_t>(pieces[next].group)];
     hyper.lr *= terms.lr_factor;
-    update_piece(pieces[next], terms.factor, hyper);
+    update_piece(pieces[next], *view, terms.factor, hyper);
   }
   updated_[static_cast<std::size_t>(flat)] = true;
   order_.push_back(flat);

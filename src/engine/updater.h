@@ -73,7 +73,7 @@ class Updater {
   /// Where the sums of `owner` begin.
   [[nodiscard]] const std::byte* sums_of(int flat, int owner);
   void count_sums(int owner, std::size_t bytes);
-  void update_piece(const Piece& piece, double factor, const GroupHyper& hyper);
+  void update_piece(const Piece& piece, const StateView& view, double factor, const GroupHyper& hyper);
   /// Starts to bring the states of `next`, and of flats after them.
   void look_ahead(std::span<const Piece> next);
 

@@ -95,8 +95,8 @@ std::string text_of(const FactorRow& row) {
   return text;
 }
 
-/// Where the last rank that closes a unit finds all sums that it needs: at stage 0 it needs those of others, and tasks of
-/// streams run when chaos wants.
+/// Where the last rank that closes a unit finds all sums that it needs: at stage 0 it needs those of others, and tasks
+/// of streams run when chaos wants.
 bool must_begin(const FactorRow& row) {
   return (row[0] != 0 || row[1] == 0) && row[7] == 0;
 }
@@ -326,45 +326,55 @@ TEST(InsideBackward, AUnitIsUpdatedBeforeTheBackwardOfTheUnitsBeforeIt) {
   }
 }
 
-/// Milliseconds of a step's phases, over some steps on one rank: backwards compute for a while, transfers are slow.
+/// Milliseconds of some steps on one rank, whose backwards compute for a while and whose transfers are slow.
 struct Phases {
-  double backward_ms = 0;
+  double compute_ms = 0;  ///< forward and backward
   double step_ms = 0;
 };
 
 Phases phases_of(bool inside) {
+  using Clock = std::chrono::steady_clock;
   ToyTraining training = small(1, 1);
   training.model = {.width = 70, .blocks = 6};  // a block has 4,970 parameters, of 5 blocks of states
   training.steps = 5;
   training.clipping = 0.0;
   rest_in_files(training);
-  training.plan.residency.slots = 8;
+  training.plan.residency.slots = 12;  // two units
   set(training, [inside](EngineSettings& settings) {
     settings.storage.engine = IoEngineKind::kThreads;
     settings.update.inside_backward = inside;
   });
-  training.visitor = [](CommBackend&) {
-    return [](bool backward, int unit) {
+  Phases phases;
+  Clock::time_point before = Clock::now();
+  const auto since = [&before] {
+    const Clock::time_point begin = std::exchange(before, Clock::now());
+    return std::chrono::duration<double, std::milli>(before - begin).count();
+  };
+  double compute_ms = 0;
+  training.visitor = [&](CommBackend&) {
+    return [&](bool backward, int unit) {
+      if (unit == ToyTraining::kEndOfBackward) compute_ms = since();
       if (backward && unit >= 0) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     };
   };
+  training.after_step = [&](Engine&, ToyModel&, const StepResult& result) {
+    const double step_ms = since();
+    if (result.step <= 2) return;  // the first update reads nothing
+    phases.compute_ms += compute_ms;
+    phases.step_ms += step_ms;
+  };
   arm_failpoints(parse_failpoints("io.threads.transfer:sleep=2"), 0);
-  const ToyOutcome outcome = train_toy(training);
+  (void)train_toy(training);
   disarm_failpoints();
-  Phases phases;
-  for (std::size_t step = 2; step < outcome.results.size(); ++step) {  // the first update reads nothing
-    phases.backward_ms += static_cast<double>(outcome.results[step].times[0].backward_us) / 1e3;
-    phases.step_ms += static_cast<double>(outcome.results[step].times[0].step_us) / 1e3;
-  }
   return phases;
 }
 
 TEST(LongInsideBackward, TransfersRunBesideTheBackward) {
   const Phases after = phases_of(false);
   const Phases inside = phases_of(true);
-  const double saved = after.backward_ms + after.step_ms - inside.backward_ms - inside.step_ms;
-  std::printf("after the vote: backward %.0f ms, step %.0f ms; inside: %.0f and %.0f; hidden %.0f %%\n",
-              after.backward_ms, after.step_ms, inside.backward_ms, inside.step_ms, 100 * saved / after.step_ms);
+  const double saved = after.compute_ms + after.step_ms - inside.compute_ms - inside.step_ms;
+  std::printf("after the vote: %.0f ms and step() %.0f ms; inside: %.0f and %.0f; hidden %.0f %%\n", after.compute_ms,
+              after.step_ms, inside.compute_ms, inside.step_ms, 100 * saved / after.step_ms);
   EXPECT_GT(saved, 0.3 * after.step_ms);
 }
 
