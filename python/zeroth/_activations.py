@@ -35,7 +35,7 @@ class ActivationOffload:
 
     def __enter__(self) -> "ActivationOffload":
         hooks = saved_tensors_hooks(self._pack, _C.SavedTensor.unpack)
-        hooks.__enter__()  # type: ignore[no-untyped-call]
+        hooks.__enter__()
         self._entered.append(hooks)
         return self
 
@@ -46,7 +46,7 @@ class ActivationOffload:
         trace: TracebackType | None = None,
     ) -> None:
         if self._entered:
-            self._entered.pop().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+            self._entered.pop().__exit__(kind, error, trace)
 
     def attach(self, *modules: nn.Module) -> list[RemovableHandle]:
         """Every forward of these modules runs inside, until the handles are removed."""
@@ -61,10 +61,10 @@ class ActivationOffload:
         self._tensors.keep(list(tensors))
 
     def report(self) -> dict[str, int]:
-        """Since reset_counters(). Tensors: `moved`, `shared` (their bytes were moved already), `kept`. Reads:
-        `restored`, `on_demand` (nobody had asked for them before they were needed), `wait_ns` for all transfers. Bytes of tensors:
-        `bytes_moved`, `bytes_restored`, and of files, rounded up to 4096: `bytes_written`, `bytes_read`. Now: `live`
-        blocks, `live_bytes`, `peak_live_bytes`, and `file_bytes` on disk."""
+        """Since reset_counters(). Tensors: `moved`, `shared` (their bytes were moved already) and `kept`. Reads:
+        `restored`, `on_demand` (nobody had asked for them before they were needed), `wait_ns` for all transfers. Bytes
+        of tensors: `bytes_moved`, `bytes_restored`, and of files, rounded up to 4096: `bytes_written`, `bytes_read`.
+        Now: `live` blocks, `live_bytes`, `peak_live_bytes`, and `file_bytes` on disk."""
         return self._tensors.report()
 
     def reset_counters(self) -> None:
@@ -153,9 +153,9 @@ def offload_activations(
 
 
 def of_engine(core: _C.Engine, model: nn.Module) -> ActivationOffload | None:
-    """As the configuration of the engine says; None if nothing moves."""
+    """As the configuration of the engine says; None if nothing moves: tensors of a CPU are in the host's memory."""
     keys = core.config.activations
-    if keys["device"] == "none":
+    if keys["device"] == "none" or (keys["device"] == "cpu" and core.device.type == "cpu"):
         return None
     tensors = _C.SavedTensors(_C.activation_store_of(core), keys["min_bytes"])
     tensors.keep([*model.parameters(), *model.buffers()])

@@ -88,7 +88,7 @@ class _Forward:
 
 class _Coupling(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, past: _Forward, x: torch.Tensor, connected: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, past: _Forward, x: torch.Tensor, connected: torch.Tensor) -> torch.Tensor:
         x1, x2 = _halves(x, past.dim)
         for block in past.blocks:
             past.note_random_state(x.device)

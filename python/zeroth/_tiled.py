@@ -126,7 +126,7 @@ class TiledLinear(_Tiled):
         return sum(self.out_sizes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        parts = x.split(self.in_sizes, -1) if len(self.in_sizes) > 1 else (x,)
+        parts = torch.split(x, list(self.in_sizes), -1) if len(self.in_sizes) > 1 else (x,)
         outputs, tiles = [], iter(self.tiles)
         for _ in self.out_sizes:
             total = next(tiles)(parts[0])
@@ -142,8 +142,8 @@ class TiledLinear(_Tiled):
             self.in_features,
             self.out_features,
             first.bias is not None,
-            device=first.weight.device,  # type: ignore[arg-type]
-            dtype=first.weight.dtype,  # type: ignore[arg-type]
+            device=first.weight.device,
+            dtype=first.weight.dtype,
         )
         return _filled(linear, self)  # type: ignore[return-value]
 
@@ -224,8 +224,8 @@ class TiledEmbedding(_Tiled):
             self.num_embeddings,
             self.embedding_dim,
             padding_idx=self.padding_idx,
-            device=weight.device,  # type: ignore[arg-type]
-            dtype=weight.dtype,  # type: ignore[arg-type]
+            device=weight.device,
+            dtype=weight.dtype,
         )
         return _filled(made, self)  # type: ignore[return-value]
 
@@ -281,8 +281,15 @@ def untile(model: nn.Module) -> list[str]:
     for path, module in list(model.named_modules(remove_duplicate=False)):
         if not isinstance(module, _Tiled) or not path:
             continue
-        made = module.to_linear() if isinstance(module, TiledLinear) else module.to_embedding()  # type: ignore[attr-defined]
-        made.weight = plain.setdefault(id(module.tiles[0]), made.weight)
+        made: nn.Linear | nn.Embedding
+        if isinstance(module, TiledLinear):
+            made = module.to_linear()
+        else:
+            assert isinstance(module, TiledEmbedding)
+            made = module.to_embedding()
+        weight = made.weight
+        assert isinstance(weight, nn.Parameter)
+        made.weight = plain.setdefault(id(module.tiles[0]), weight)
         _put(model, path, made)
         done.append(path)
     return done

@@ -355,6 +355,13 @@ StepResult Engine::step() {
        .got = std::to_string(layout_.params.size()) + " parameters, all frozen",
        .hint = "set requires_grad on what should be trained, or name it in a parameter group, before the engine is "
                "built"});
+  // All ranks have the same configuration, and run the same front end.
+  ZR_CHECK(!activations_ || activations_.use_count() > 1, ErrorCode::kConfig,
+           "saved tensors should rest in files, and the program moves none",
+           {.where = "engine.step",
+            .which = "/zeroth/activations/device",
+            .expected = "a front end that took Engine::activations()",
+            .hint = "zeroth.Engine of Python moves them; a C++ program gives the store to libtorch::SavedTensors"});
   report_failed_save();
   require_own_weights("step()");
   enter(Phase::kStep);

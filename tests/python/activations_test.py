@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import json
+import pathlib
+import subprocess
+import sys
 import tempfile
 import unittest
 import weakref
@@ -76,7 +80,7 @@ class Activations(unittest.TestCase):
             for saved in ("checkpoints", "all"):
                 model, x = Deep(6, how), inputs()
                 expected = gradients(model, x, lambda: model(x))
-                moved = self.moved(saved=saved)
+                moved = self.moved(saved=saved, buffer_bytes=1 << 15 if saved == "checkpoints" else 1 << 18)
                 moved.keep(model.parameters())
 
                 def run() -> torch.Tensor:
@@ -269,6 +273,31 @@ class Activations(unittest.TestCase):
         self.assertEqual(report["live"], 0)
         self.assertTrue(1 <= report["on_demand"] <= 3, report)
 
+    def test_gradient_checkpointing_of_transformers(self) -> None:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 3}
+        torch.manual_seed(1)
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=50, **sizes))
+        tokens = torch.randint(0, 50, (2, 9))
+
+        def run() -> list[torch.Tensor]:
+            model.zero_grad()
+            model(input_ids=tokens, labels=tokens).loss.backward()
+            return [parameter.grad for parameter in model.parameters()]  # type: ignore[misc]
+
+        expected = run()
+        for reentrant in (True, False):
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            moved = self.moved(min_bytes=2 * 9 * 32 * 4)
+            handles = moved.attach(model)
+            self.assertTrue(alike(run(), expected), reentrant)
+            self.assertEqual((moved.report()["moved"], moved.report()["live"]), (3, 0), moved.report())
+            for handle in handles:
+                handle.remove()
+            run()
+            self.assertEqual(moved.report()["moved"], 3, "no longer attached")
+
     def test_bad_input_is_refused(self) -> None:
         with self.assertRaisesRegex(zeroth.Error, "no folder"):
             zeroth.offload_activations()
@@ -302,7 +331,36 @@ def rss() -> int:
 class Engines(job.RankTest):
     def test_files_reversible_blocks_and_tiles_at_every_stage(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            self.run_well(2, "activations_rank.py", folder, "same_bits", "reversible", "tiles")
+            self.run_well(2, "activations_rank.py", folder, "same_bits", "pipeline", "reversible", "tiles")
+
+    @tier.long
+    def test_the_trainer_has_the_same_losses_with_all_saved_tensors_in_files(self) -> None:
+        root = job.HERE.parents[1]
+        text = ["--data", str(root / "python"), "--suffix", ".py", "--layers", "2", "--d-model", "64", "--seq", "64"]
+        with tempfile.TemporaryDirectory() as folder:
+            base = pathlib.Path(folder)
+            activations = {"device": "nvme", "nvme_path": folder, "saved": "all", "buffer_bytes": 8 << 20}
+            (base / "memory.json").write_text("{}")
+            (base / "files.json").write_text(json.dumps({"zeroth": {"activations": activations}}))
+            records = []
+            for stage in (0, 3):
+                for where in ("memory", "files"):
+                    records.append(str(base / f"{where}{stage}"))
+                    done = subprocess.run(
+                        [job.RUN, "-n", "2", sys.executable, str(root / "examples/gpt/train.py"), *text, "--steps", "4",
+                         "--eval-windows", "0", "--batch", "4", "--zero-stage", str(stage), "--json", records[-1],
+                         "--config", str(base / f"{where}.json")],
+                        capture_output=True, text=True, check=False, timeout=300,
+                    )  # fmt: skip
+                    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            done = subprocess.run(
+                [sys.executable, str(root / "tools/compare-stages"), *records],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertIn("is the same, bit for bit", done.stdout)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import job
 import tier
 
 SUITES = (
+    "activations",
     "ckpt",
     "ckpt_others",
     "docs",
@@ -25,12 +26,14 @@ SUITES = (
     "options",
     "package",
     "refusals",
+    "reversible",
     "schedule",
     "scripts",
     "spatial",
     "tiles",
+    "tiling",
 )
-WITH_LONG_TIER = ("forward", "lengths", "package", "schedule")
+WITH_LONG_TIER = ("activations", "forward", "lengths", "package", "schedule")
 
 forked.preload("torch._dynamo", "torch.distributed.tensor", "transformers.models.llama.modeling_llama")
 
