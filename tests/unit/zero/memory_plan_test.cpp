@@ -301,6 +301,15 @@ TEST(MemoryPlan, KnownTableOfOneLinearLayer) {
   }
 }
 
+test::RandomModel eight_blocks() {
+  test::RandomModel model;
+  for (int unit = 0; unit < 8; ++unit) {
+    model.params.push_back({.name = std::to_string(unit), .shape = {4, 1024}});
+    model.units.push_back({.name = std::to_string(unit), .params = {unit}, .repeated = true});
+  }
+  return model;
+}
+
 TEST(MemoryPlan, TiersHaveWhatThePlanHas) {
   auto [params, units] = eight_blocks();
   const ModelLayout model = make_model_layout(params, units, 2);
@@ -373,15 +382,6 @@ TEST(MemoryPlan, GradientsLieInTheirBucketAsTheyAreComputed) {
   EXPECT_EQ(bucket_dtypes(four, wide, 1), std::vector<DType>(4, DType::kFloat32));
   units[0].repeated = false;
   EXPECT_FALSE(narrow(1, 2, 1, ReductionPolicy::kPerStep)) << "such a unit may use a parameter twice";
-}
-
-test::RandomModel eight_blocks() {
-  test::RandomModel model;
-  for (int unit = 0; unit < 8; ++unit) {
-    model.params.push_back({.name = std::to_string(unit), .shape = {4, 1024}});
-    model.units.push_back({.name = std::to_string(unit), .params = {unit}, .repeated = true});
-  }
-  return model;
 }
 
 TEST(MemoryPlan, SumsLieInBucketsWhereThatIsNotMore) {
