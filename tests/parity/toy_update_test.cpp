@@ -64,8 +64,9 @@ std::shared_ptr<std::atomic<int>> count_early(ToyTraining& training) {
   return count;
 }
 
-// stage, ranks, micro-steps, dtype, residency, transport, optimizer, execution, policy, clipping
-const std::vector<int> kLevels{4, 3, 2, 2, 2, 2, 2, 2, 2, 2};
+// stage, ranks, micro-steps, dtype, in files (nothing, states, parameters too), transport, optimizer, execution,
+// policy, clipping
+const std::vector<int> kLevels{4, 3, 2, 2, 3, 2, 2, 2, 2, 2};
 
 ToyTraining training_of(const FactorRow& row) {
   ToyTraining training = small(row[0], row[1] + 1);
@@ -85,7 +86,9 @@ ToyTraining training_of(const FactorRow& row) {
 
 ToyTraining other_way(ToyTraining training, const FactorRow& row) {
   training.mode = row[7] == 0 ? ExecutionMode::kInline : ExecutionMode::kChaos;
-  if (row[4] != 0) rest_in_files(training);
+  if (row[4] == 0) return training;
+  rest_in_files(training);
+  if (row[4] == 2) training.plan.residency.parameter = Residency::kFiles;
   return training;
 }
 
@@ -207,7 +210,7 @@ ToyTraining delayed(ToyTraining training, std::int64_t after) {
   return training;
 }
 
-// stage, ranks, micro-steps, dtype, residency, transport, optimizer, execution, policy, first delayed step
+// As kLevels, but the last one is the first delayed step.
 void expect_an_update_one_step_late(const FactorRow& row) {
   FactorRow resting = row;
   resting[0] = 0;
