@@ -93,7 +93,7 @@ def same_bits(folder: str) -> None:
         row = (stage, micro, how, saved)
         assert got == expected, row
         report = filed.activation_report()
-        assert report["live"] == 0 and report["on_demand"] == 0, (row, report)
+        assert report["live"] == 0 and report["on_demand"] <= report["moved"] // 2, (row, report)
         if saved == "checkpoints":
             one = 8 * WIDTH * 4
             assert report["moved"] == STEPS * micro * DEPTH, (row, report)
