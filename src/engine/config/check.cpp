@@ -418,7 +418,8 @@ void check_together(const Config& config, const Document& document, Problems& pr
   if (config.bf16 && config.fp16.enabled) {
     add("/fp16/enabled", "bf16 and fp16 are both enabled", "one of them", "both", "bf16 needs no loss scale");
   }
-  if (config.offload.ratio_from == "planned" && given("/zero_optimization/offload_optimizer/ratio")) {
+  // 1 is the default, which a configuration that was written out has too.
+  if (config.offload.ratio_from == "planned" && config.offload.ratio != 1.0) {
     add("/zeroth/offload/ratio", "two keys say which share of the states is in files", "given", "planned",
         "leave out offload_optimizer.ratio");
   }

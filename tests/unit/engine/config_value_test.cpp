@@ -238,6 +238,12 @@ TEST(ConfigValue, AProgramsConfigIsHeldToTheSameRules) {
   config.optimizer.type = "Lion";
   EXPECT_THROW(config.validate(), ConfigError);
   config = {};
+  config.offload.optimizer_device = "nvme";
+  config.offload.ratio_from = "planned";
+  EXPECT_NO_THROW(config.validate());
+  config.offload.ratio = 0.5;
+  EXPECT_THROW(config.validate(), ConfigError);
+  config = {};
   config.zero.stage = 4;
   EXPECT_THROW(config.validate(), ConfigError);
   config = {};
