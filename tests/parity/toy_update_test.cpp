@@ -441,6 +441,31 @@ TEST(InsideBackward, AForwardBeforeStepIsRefused) {
               AllOf(HasSubstr("[USAGE]"), HasSubstr("between the last backward of a step and step()")));
 }
 
+TEST(InsideBackward, WhatComesAfterTheUpdateOfAUnitIsRefused) {
+  const std::pair<std::function<void(Engine&)>, const char*> cases[] = {
+      {[](Engine& engine) {
+         const std::vector<float> grad(40, 1.0F);  // of blocks.4.bias, once more
+         const ParamSpec& spec = engine.layout().params[12];
+         engine.grad_ready(12, {reinterpret_cast<const std::byte*>(grad.data()), spec.shape, DType::kFloat32});
+       },
+       "a gradient after the last one of the step"},
+      {[](Engine& engine) { engine.pre_backward(5); }, "a unit is used again after its update has begun"},
+      {[](Engine& engine) { engine.set_group(0, GroupHyper{.lr = 7}); }, "hyper-parameters change while"}};
+  for (const auto& [call, message] : cases) {
+    ToyTraining training = small(1, 1);
+    training.clipping = 0.0;
+    inside_backward(training);
+    Engine* engine = nullptr;
+    training.at_start = [&engine](Engine& there, ToyModel&) { engine = &there; };
+    training.visitor = [&](CommBackend&) {
+      return [&, what = call](bool backward, int unit) {
+        if (backward && unit == 2) what(*engine);
+      };
+    };
+    EXPECT_THAT(message_of(training), AllOf(HasSubstr("[USAGE]"), HasSubstr(message)));
+  }
+}
+
 TEST(InsideBackward, AFailedTransferIsNamed) {
   ToyTraining training = small(1, 2);
   training.clipping = 0.0;
