@@ -104,7 +104,7 @@ struct EngineSettings {
   int micro_steps = 1;
   double gradient_clipping = 0.0;  ///< largest norm; 0: off
   UpdateSettings update{};
-  StorageSettings storage{};       ///< used if a plan has states in files
+  StorageSettings storage{};  ///< used if a plan has states in files
   /// Of a store for saved tensors in files, which the front end fills; unset: there is none. May differ between ranks.
   std::optional<ActivationStoreOptions> activations{};
   TierBudget budget{};
