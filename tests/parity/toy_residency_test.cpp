@@ -160,6 +160,18 @@ TEST(Residency, APlannedRatioKeepsInMemoryWhatFitsAndHasTheSameBits) {
   }
 }
 
+TEST(Residency, FilesThatOneRankCannotMeasureAreAnErrorOfAllRanksThatNamesIt) {
+  const FactorRow one{1, 1, 0, 1, 0, 1, 0, 0, 0, 0, kOptimizerStates, 0};
+  ToyTraining training = in_files(training_of(one), one);
+  training.plan.residency.plans_ratio = true;
+  training.tamper = [before = training.tamper](int rank, ToyStructure& structure, EngineSettings& settings) {
+    before(rank, structure, settings);
+    if (rank == 1) settings.storage.folders = {"/nowhere/at/all"};
+  };
+  EXPECT_THAT(message_of(training), AllOf(HasSubstr("[IO] files could not be measured"), HasSubstr("rank 1/2"),
+                                          HasSubstr("/nowhere/at/all"), HasSubstr("set offload_optimizer.ratio")));
+}
+
 TEST(Residency, ACacheOverFilesHasTheBitsOfMemoryAndThePlannedBytes) {
   for (const int ratio : {0, 1}) {
     const FactorRow one{3, 1, 1, 1, ratio, 0, 0, 0, 0, 1, ratio == 0 ? kOptimizerStates : kBoth, 0};

@@ -418,9 +418,10 @@ void check_together(const Config& config, const Document& document, Problems& pr
   if (config.bf16 && config.fp16.enabled) {
     add("/fp16/enabled", "bf16 and fp16 are both enabled", "one of them", "both", "bf16 needs no loss scale");
   }
-  // 1 is the default, which a configuration that was written out has too.
-  if (config.offload.ratio_from == "planned" && config.offload.ratio != 1.0) {
-    add("/zeroth/offload/ratio", "two keys say which share of the states is in files", "given", "planned",
+  if (config.offload.ratio_from == "planned" &&
+      config.offload.ratio != 1.0) {  // 1 is written out where it is not given
+    add("/zeroth/offload/ratio", "two keys say which share of the states is in files", "given",
+        "planned, beside offload_optimizer.ratio " + Json(config.offload.ratio).dump(),
         "leave out offload_optimizer.ratio");
   }
   if (!problems.touches("/zeroth")) check_update(config, add);

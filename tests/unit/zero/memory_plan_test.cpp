@@ -301,6 +301,42 @@ TEST(MemoryPlan, KnownTableOfOneLinearLayer) {
   }
 }
 
+TEST(MemoryPlan, GradientsLieInTheirBucketAsTheyAreComputed) {
+  std::vector<ParamSpec> params{{.name = "w", .shape = {8, 1024}, .dtype = DType::kBFloat16},
+                                {.name = "norm", .shape = {4, 1024}},
+                                {.name = "tied", .shape = {4, 1024}, .dtype = DType::kBFloat16, .aliases = {"head"}},
+                                {.name = "vector", .shape = {1024}, .dtype = DType::kBFloat16}};
+  std::vector<UnitSpec> units{{.name = "blocks.0", .params = {0, 1}, .repeated = true},
+                              {.name = "blocks.1", .params = {2, 3}, .repeated = true}};
+  const auto narrow = [&](int stage, int world, int micro_steps, ReductionPolicy policy) {
+    ShardingPlan plan = zero_plan(stage, {"dp"});
+    plan.policy = policy;
+    const std::vector<DType> dtypes = bucket_dtypes(make_model_layout(params, units, world), plan, micro_steps);
+    EXPECT_EQ(dtypes[1], DType::kFloat32);
+    EXPECT_EQ(dtypes[2], DType::kFloat32) << "what comes is the sum of two gradients";
+    EXPECT_EQ(dtypes[3], DType::kFloat32) << "torch has wide gradients for some";
+    return dtypes[0] == DType::kBFloat16;
+  };
+  for (const int stage : {1, 2, 3}) {
+    EXPECT_TRUE(narrow(stage, 2, 1, ReductionPolicy::kPerStep));
+    EXPECT_TRUE(narrow(stage, 4, 3, ReductionPolicy::kPerMicroStep));
+    EXPECT_FALSE(narrow(stage, 2, 2, ReductionPolicy::kPerStep)) << "micro-steps are added there";
+    EXPECT_FALSE(narrow(stage, 1, 1, ReductionPolicy::kPerStep)) << "nobody reads it";
+  }
+  EXPECT_FALSE(narrow(0, 2, 1, ReductionPolicy::kPerStep)) << "sums are gathered there";
+  const ModelLayout four = make_model_layout(params, units, 4);
+  const MemorySnapshot memory = plan_memory(four, zero_plan(1, {"dp"}), 0, 2, 1);
+  EXPECT_EQ(memory[MemoryState::kBucket], 1024U * (8 * 2 + 4 * 4 + 4 * 4 + 4));
+  EXPECT_EQ(memory[MemoryState::kReduced], 1024U * 2 * 4) << "of w alone";
+  EXPECT_EQ(wide_slots(four, zero_plan(1, {"dp"}), 1).total_bytes(), 1024U * 8 * 4);
+  EXPECT_EQ(wide_slots(four, zero_plan(0, {"dp"}), 1).total_bytes(), 0U);
+  ShardingPlan wide = zero_plan(1, {"dp"});
+  wide.narrow_buckets = false;
+  EXPECT_EQ(bucket_dtypes(four, wide, 1), std::vector<DType>(4, DType::kFloat32));
+  units[0].repeated = false;
+  EXPECT_FALSE(narrow(1, 2, 1, ReductionPolicy::kPerStep)) << "such a unit may use a parameter twice";
+}
+
 test::RandomModel eight_blocks() {
   test::RandomModel model;
   for (int unit = 0; unit < 8; ++unit) {
@@ -346,42 +382,6 @@ TEST(MemoryPlan, TiersHaveWhatThePlanHas) {
     EXPECT_EQ(optimizer.host, 8192U) << "one block, of two moments";
     EXPECT_EQ(total.host, 8192U + (4 + 2) * 8192U);
   });
-}
-
-TEST(MemoryPlan, GradientsLieInTheirBucketAsTheyAreComputed) {
-  std::vector<ParamSpec> params{{.name = "w", .shape = {8, 1024}, .dtype = DType::kBFloat16},
-                                {.name = "norm", .shape = {4, 1024}},
-                                {.name = "tied", .shape = {4, 1024}, .dtype = DType::kBFloat16, .aliases = {"head"}},
-                                {.name = "vector", .shape = {1024}, .dtype = DType::kBFloat16}};
-  std::vector<UnitSpec> units{{.name = "blocks.0", .params = {0, 1}, .repeated = true},
-                              {.name = "blocks.1", .params = {2, 3}, .repeated = true}};
-  const auto narrow = [&](int stage, int world, int micro_steps, ReductionPolicy policy) {
-    ShardingPlan plan = zero_plan(stage, {"dp"});
-    plan.policy = policy;
-    const std::vector<DType> dtypes = bucket_dtypes(make_model_layout(params, units, world), plan, micro_steps);
-    EXPECT_EQ(dtypes[1], DType::kFloat32);
-    EXPECT_EQ(dtypes[2], DType::kFloat32) << "what comes is the sum of two gradients";
-    EXPECT_EQ(dtypes[3], DType::kFloat32) << "torch has wide gradients for some";
-    return dtypes[0] == DType::kBFloat16;
-  };
-  for (const int stage : {1, 2, 3}) {
-    EXPECT_TRUE(narrow(stage, 2, 1, ReductionPolicy::kPerStep));
-    EXPECT_TRUE(narrow(stage, 4, 3, ReductionPolicy::kPerMicroStep));
-    EXPECT_FALSE(narrow(stage, 2, 2, ReductionPolicy::kPerStep)) << "micro-steps are added there";
-    EXPECT_FALSE(narrow(stage, 1, 1, ReductionPolicy::kPerStep)) << "nobody reads it";
-  }
-  EXPECT_FALSE(narrow(0, 2, 1, ReductionPolicy::kPerStep)) << "sums are gathered there";
-  const ModelLayout four = make_model_layout(params, units, 4);
-  const MemorySnapshot memory = plan_memory(four, zero_plan(1, {"dp"}), 0, 2, 1);
-  EXPECT_EQ(memory[MemoryState::kBucket], 1024U * (8 * 2 + 4 * 4 + 4 * 4 + 4));
-  EXPECT_EQ(memory[MemoryState::kReduced], 1024U * 2 * 4) << "of w alone";
-  EXPECT_EQ(wide_slots(four, zero_plan(1, {"dp"}), 1).total_bytes(), 1024U * 8 * 4);
-  EXPECT_EQ(wide_slots(four, zero_plan(0, {"dp"}), 1).total_bytes(), 0U);
-  ShardingPlan wide = zero_plan(1, {"dp"});
-  wide.narrow_buckets = false;
-  EXPECT_EQ(bucket_dtypes(four, wide, 1), std::vector<DType>(4, DType::kFloat32));
-  units[0].repeated = false;
-  EXPECT_FALSE(narrow(1, 2, 1, ReductionPolicy::kPerStep)) << "such a unit may use a parameter twice";
 }
 
 TEST(MemoryPlan, SumsLieInBucketsWhereThatIsNotMore) {
