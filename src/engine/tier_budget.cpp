@@ -60,6 +60,7 @@ void require_budgets(const ShardGroups& groups, const EngineSettings& settings,
   TierTable table;
   for (const auto& group : groups)
     table += group->planned_tiers(states, settings.micro_steps, settings.storage.stripe_bytes);
+  table.rows[static_cast<std::size_t>(MemoryState::kStaging)].host += settings.activation_staging();
   const std::array<BudgetedTier, 3> tiers = tiers_of(table.total(), settings.budget);
   const BudgetedTier& worst = *std::ranges::max_element(tiers, {}, &BudgetedTier::over);
   const auto world = static_cast<std::size_t>(communicator.size());

@@ -201,6 +201,11 @@ TEST(Residency, APlanOverTheBudgetOfATierIsRefusedWithTheTableOfWhoWantsWhat) {
               AllOf(HasSubstr("/zeroth/budget/host_bytes"), HasSubstr("free"), HasSubstr("smaller buffer_count")));
   EXPECT_THAT(refusal({.device_bytes = 5000}),
               AllOf(HasSubstr("/zeroth/budget/device_bytes"), HasSubstr("higher zero_optimization.stage")));
+  const auto saves = with_settings(filed, [](EngineSettings& settings) {
+    settings.budget.host_bytes = 1U << 20U;
+    settings.activations = {.folders = settings.storage.folders, .piece_bytes = 1U << 20U, .slots = 2};
+  });
+  EXPECT_THAT(message_of(saves), AllOf(HasSubstr("/zeroth/budget/host_bytes"), HasSubstr("staging")));
   const ToyOutcome fits = train_toy(with_settings(filed, [](EngineSettings& settings) {
     settings.budget = {.device_bytes = 1U << 20U, .host_bytes = 1U << 20U, .file_bytes = 1U << 20U};
   }));
