@@ -187,7 +187,7 @@ Misdeed never_calls() {
                       }
                     }
                   }};
-  misdeed.options.comm.timeout = Milliseconds{250};
+  misdeed.options.comm.timeout = Milliseconds{kSanitized ? 600 : 250};
   return misdeed;
 }
 
@@ -441,7 +441,7 @@ const std::vector<MessageMisdeed>& message_misdeeds() {
         {"NeverCalls", {ErrorCode::kTimeout, ErrorCode::kPeerLost}, {}, [](const auto&) {
            std::this_thread::sleep_for(Milliseconds{900});
          }}};
-    list.back().options.comm.timeout = Milliseconds{250};
+    list.back().options.comm.timeout = Milliseconds{kSanitized ? 600 : 250};
     return list;
   }();
   return all;
