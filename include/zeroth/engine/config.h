@@ -130,7 +130,7 @@ struct ActivationConfig {
   int prefetch = 2;                                     ///< saved tensors that backward reads ahead
   std::int64_t buffer_bytes = std::int64_t{32} << 20U;  ///< of memory for what is on its way
   /// "none", "cpu" or "nvme".
-  [[nodiscard]] std::string_view tier() const { return device == "none" && cpu_checkpointing ? "cpu" : device; }
+  [[nodiscard]] std::string tier() const { return device == "none" && cpu_checkpointing ? "cpu" : device; }
 };
 
 /// Section "zeroth.budget": most bytes of a rank on each tier; 0: no limit.
