@@ -5,8 +5,8 @@ paired blocks.
   step.py FOLDER [--work 25m] [--ranks 2] [--dtype fp32] [--cycles N] [--json FILE] [--build DIR] [--python PYTHON]
 
 Both libraries run the same model on the same data in one job; DeepSpeed has files at stage 3 alone, and its own
-DeepSpeedCPUAdam where states are offloaded (Debian: libaio-dev). A contestant that fails is named in the result. Plain
-Python 3.
+DeepSpeedCPUAdam where states are offloaded (Debian: libaio-dev). "inside": with updates inside backward. A contestant
+that fails is named in the result. Plain Python 3.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ BASES = {
     "zeroth-1-host": "zeroth-1",
     "zeroth-1-files": "zeroth-1",
     "zeroth-3-files": "zeroth-3",
+    "zeroth-1-files-inside": "zeroth-1",
+    "zeroth-3-files-inside": "zeroth-3",
     "deepspeed-1-host": "deepspeed-1",
     "deepspeed-3-files": "deepspeed-3",
 }

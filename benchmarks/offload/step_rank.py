@@ -20,7 +20,7 @@ AIO = {"block_size": 1 << 20, "queue_depth": 8, "overlap_events": True}
 
 
 def offloaded(device: str, folder: str) -> dict[str, Any]:
-    where = {"nvme_path": folder, "buffer_count": 6} if device == "nvme" else {}
+    where = {"nvme_path": folder, "buffer_count": 8} if device == "nvme" else {}
     return {"offload_optimizer": {"device": device, **where}}
 
 
@@ -39,6 +39,11 @@ def add_contestants(folder: str) -> None:
             MAKERS[f"deepspeed-{stage}-{name}"] = lambda work, stage=stage, device=device: deepspeed(  # type: ignore[misc]
                 work, stage, device, folder
             )
+    early = {"update": {"inside_backward": True}}
+    for stage in (1, 3):
+        MAKERS[f"zeroth-{stage}-files-inside"] = lambda work, stage=stage: Zeroth(  # type: ignore[misc]
+            work, stage, offloaded("nvme", folder), early
+        )
 
 
 def main() -> None:

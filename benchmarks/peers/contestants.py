@@ -223,7 +223,11 @@ class DeepSpeed(Contestant):
 
 
 class Zeroth(Contestant):
-    def __init__(self, work: Work, stage: int, options: dict[str, Any] | None = None) -> None:
+    """`options`: of the section zero_optimization; `own`: of the section zeroth."""
+
+    def __init__(
+        self, work: Work, stage: int, options: dict[str, Any] | None = None, own: dict[str, Any] | None = None
+    ) -> None:
         import zeroth
 
         config = {
@@ -231,7 +235,7 @@ class Zeroth(Contestant):
             "optimizer": {"type": "AdamW", "params": {"lr": work.lr, "weight_decay": 0.01}},
             "bf16": {"enabled": work.bf16},
             "zero_optimization": {"stage": stage, **(options or {})},
-            "zeroth": {"threads": 1},
+            "zeroth": {"threads": 1, **(own or {})},
         }
         model = work.model().to(torch.bfloat16 if work.bf16 else torch.float32)
         self.engine = zeroth.Engine(model, config, log_level="warning")
