@@ -1,14 +1,11 @@
 #include "offload/checks.h"
+#include "offload/transfers.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/device/memory.h>
 #include <zeroth/offload/stores.h>
 
-#include <sys/stat.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <exception>
 #include <utility>
@@ -84,12 +81,8 @@ class FileStore final : public StateStore {
   }
 
   ~FileStore() override {
-    for (Slot& slot : slots_) {
-      if (slot.state != SlotState::kReading && slot.state != SlotState::kWriting) continue;
-      try {
-        slot.transfer.wait();
-      } catch (const std::exception&) {  // the states are gone with the store, and flush() says what failed
-      }
+    for (const Slot& slot : slots_) {
+      if (slot.state == SlotState::kReading || slot.state == SlotState::kWriting) offload::wait_at_end(slot.transfer);
     }
   }
 
@@ -149,12 +142,7 @@ class FileStore final : public StateStore {
   }
   [[nodiscard]] std::uint64_t measured_file_bytes() const override {
     std::uint64_t total = 0;
-    for (const auto& file : file_.files()) {
-      struct stat status{};
-      ZR_CHECK(::fstat(file->descriptor(), &status) == 0, ErrorCode::kIo, "a file cannot be looked at",
-               {.where = "offload.files", .which = file->folder(), .got = errno_text(errno)});
-      total += static_cast<std::uint64_t>(status.st_blocks) * 512;
-    }
+    for (const auto& file : file_.files()) total += offload::bytes_on_disk(*file, "offload.files");
     return total;
   }
   [[nodiscard]] std::uint64_t slot_bytes() const override { return slots_.size() * places_.largest; }
@@ -233,27 +221,12 @@ class FileStore final : public StateStore {
     }
   }
 
-  void wait(Slot& slot) {
-    const auto begin = std::chrono::steady_clock::now();
-    const auto count = [&] {
-      counters_.wait_ns += static_cast<std::uint64_t>(
-          std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin).count());
-    };
-    try {
-      slot.transfer.wait();
-    } catch (...) {
-      count();
-      throw;
-    }
-    count();
-  }
-
   void finish_read(Slot& slot) {
     const int block = slot.block;
     try {
-      wait(slot);
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::kTimeout) free_slot(slot);  // after a timeout the read goes on
+      offload::wait_for(slot.transfer, counters_.wait_ns);
+    } catch (...) {
+      if (offload::has_ended(slot.transfer)) free_slot(slot);
       throw;
     }
     slot.transfer = {};
@@ -275,9 +248,9 @@ class FileStore final : public StateStore {
 
   void finish_write(Slot& slot) {
     try {
-      wait(slot);
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::kTimeout) slot.state = SlotState::kDirty;
+      offload::wait_for(slot.transfer, counters_.wait_ns);
+    } catch (...) {
+      if (offload::has_ended(slot.transfer)) slot.state = SlotState::kDirty;
       throw;
     }
     slot.transfer = {};

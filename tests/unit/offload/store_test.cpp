@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <random>
@@ -48,6 +49,7 @@ struct Shape {
   double ratio = 1.0;   ///< below 1: every other block in memory; 0: all
   int cached = 0;       ///< places of a cache over the files
   bool rounds = false;  ///< the cache knows an order
+  std::function<void()> watch{};
 };
 
 StateBlocks blocks_of(std::vector<std::size_t> bytes) {
@@ -60,7 +62,8 @@ Made made(const Shape& shape) {
   Made result;
   FileStoreOptions options{.stripe_bytes = 8192, .access = shape.access, .slots = shape.slots};
   options.folders.assign(static_cast<std::size_t>(shape.folders), folder());
-  result.queue = open_io_queue(folder(), {.engine = shape.engine, .depth = 4, .faults = shape.faults});
+  result.queue =
+      open_io_queue(folder(), {.engine = shape.engine, .depth = 4, .watch = shape.watch, .faults = shape.faults});
   std::vector<std::size_t> in_memory;
   std::vector<std::size_t> in_files;
   std::vector<int> memory_numbers;
@@ -298,6 +301,28 @@ TEST(StateStore, ACacheWritesBackWhatGivesWay) {
   EXPECT_EQ(read(*one.store, 0), Bytes(4096, std::byte{7})) << "past the cache, whose place is leased";
   EXPECT_THAT(test::error_of(ErrorCode::kUsage, [&] { (void)one.store->acquire(1, Access::kRead); }),
               AllOf(HasSubstr("leased already"), HasSubstr("moments of layer 1")));
+}
+
+TEST(StateStore, AWaitThatEndsBeforeItsTransferKeepsTheSlotAndTheMemory) {
+  const auto faults = std::make_shared<IoFaults>(std::vector<IoFault>{
+      {.kind = IoFaultKind::kDelay, .probability = 1, .delay = Milliseconds{300}}});  // also of the queue's probe
+  bool others_stopped = false;
+  Made one = made({.bytes = {4096, 4096, 4096}, .slots = 2, .faults = faults, .watch = [&others_stopped] {
+                     if (others_stopped) throw Error(ErrorCode::kAborted, "another rank has stopped the job");
+                   }});
+  for (int block = 0; block < 3; ++block) write(*one.store, block, Bytes(4096, std::byte{7}), Access::kOverwrite);
+  one.store->flush();
+  others_stopped = true;
+  EXPECT_THAT(test::error_of(ErrorCode::kAborted, [&] { (void)one.store->acquire(0, Access::kRead); }),
+              HasSubstr("has stopped the job"));
+  const std::uint64_t reads = one.store->counters().reads;
+  others_stopped = false;
+  EXPECT_EQ(read(*one.store, 0), Bytes(4096, std::byte{7}));
+  EXPECT_EQ(one.store->counters().reads, reads) << "the read went on";
+  EXPECT_TRUE(one.store->prefetch(1));
+  others_stopped = true;
+  one.store.reset();
+  EXPECT_EQ(one.queue->pending(), 0U) << "memory goes only after its transfers";
 }
 
 TEST(StateStore, BytesAreThoseOfTheFormula) {
