@@ -37,8 +37,7 @@ std::shared_ptr<ActivationStore> open_store(const std::vector<std::string>& fold
   return ActivationStore::open({.folders = folders,
                                 .access = direct ? FileAccess::kDirect : FileAccess::kBuffered,
                                 .piece_bytes = piece_bytes,
-                                .slots = static_cast<int>(std::clamp<std::size_t>(
-                                    buffer_bytes / std::max<std::size_t>(1, piece_bytes), 2, std::size_t{1} << 20U)),
+                                .slots = ActivationStore::slots_in(buffer_bytes, piece_bytes),
                                 .prefetch = prefetch,
                                 .io = {.engine = *engine}});
 }

@@ -77,8 +77,7 @@ std::optional<ActivationStoreOptions> activations_of(const ActivationConfig& act
       .folders = folders_of(activations.nvme_path),
       .access = storage.access,
       .piece_bytes = piece,
-      .slots = static_cast<int>(std::clamp<std::size_t>(static_cast<std::size_t>(activations.buffer_bytes) / piece, 2,
-                                                        std::size_t{1} << 20U)),
+      .slots = ActivationStore::slots_in(static_cast<std::size_t>(activations.buffer_bytes), piece),
       .prefetch = activations.prefetch,
       .io = {.engine = storage.engine, .depth = storage.queue_depth}};
 }

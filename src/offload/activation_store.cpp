@@ -1,18 +1,14 @@
 #include "offload/checks.h"
 #include "offload/file_space.h"
+#include "offload/transfers.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/device/memory.h>
 #include <zeroth/offload/activation_store.h>
 #include <zeroth/offload/stores.h>
 
-#include <sys/stat.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <chrono>
 #include <cstring>
-#include <exception>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -81,11 +77,7 @@ class FileActivations final : public ActivationStore {
 
   ~FileActivations() override {
     for (const PieceSlot& slot : slots_) {
-      if (slot.state != PieceState::kReading && slot.state != PieceState::kWriting) continue;
-      try {
-        slot.transfer.wait();
-      } catch (const std::exception&) {  // the blocks are gone with the store
-      }
+      if (slot.state == PieceState::kReading || slot.state == PieceState::kWriting) offload::wait_at_end(slot.transfer);
     }
   }
 
@@ -172,12 +164,8 @@ class FileActivations final : public ActivationStore {
   [[nodiscard]] std::uint64_t measured_file_bytes() override {
     const std::scoped_lock lock(mutex_);
     std::uint64_t total = 0;
-    for (std::size_t number = 0; number < space_.num_files(); ++number) {
-      struct stat status{};
-      ZR_CHECK(::fstat(space_.file(number)->descriptor(), &status) == 0, ErrorCode::kIo, "a file cannot be looked at",
-               {.where = kActivations, .which = space_.file(number)->folder(), .got = errno_text(errno)});
-      total += static_cast<std::uint64_t>(status.st_blocks) * 512;
-    }
+    for (std::size_t number = 0; number < space_.num_files(); ++number)
+      total += offload::bytes_on_disk(*space_.file(number), kActivations);
     return total;
   }
 
@@ -268,7 +256,7 @@ class FileActivations final : public ActivationStore {
   }
 
   /// Waits for a slot's transfer. A failed write leaves the slot dirty, a failed read free. Errors of blocks that were
-  /// dropped are nobody's. After a timeout the transfer goes on.
+  /// dropped are nobody's.
   void finish(PieceSlot& slot) {
     const auto found = blocks_.find(slot.block);
     const PieceState was = slot.state;
@@ -280,24 +268,14 @@ class FileActivations final : public ActivationStore {
       erase_if_over(found);
     };
     const bool dropped = found->second.dropped;
-    const auto begin = std::chrono::steady_clock::now();
-    const auto count = [&] {
-      counters_.wait_ns += static_cast<std::uint64_t>(
-          std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin).count());
-    };
     try {
-      slot.transfer.wait();
-    } catch (const Error& error) {
-      count();
-      if (error.code() == ErrorCode::kTimeout) throw;
+      offload::wait_for(slot.transfer, counters_.wait_ns);
+    } catch (...) {
+      if (!offload::has_ended(slot.transfer)) throw;
       settle(was == PieceState::kWriting ? PieceState::kDirty : PieceState::kFree);
       if (dropped) return;
       throw;
-    } catch (...) {  // the watch's: the transfer goes on
-      count();
-      throw;
     }
-    count();
     settle(PieceState::kClean);
   }
 
@@ -406,6 +384,11 @@ class FileActivations final : public ActivationStore {
 };
 
 }  // namespace
+
+int ActivationStore::slots_in(std::size_t buffer_bytes, std::size_t piece_bytes) {
+  const std::size_t pieces = buffer_bytes / std::max<std::size_t>(1, piece_bytes);
+  return static_cast<int>(std::clamp<std::size_t>(pieces, 2, std::size_t{1} << 20U));
+}
 
 std::size_t ActivationStore::memory_bytes(const ActivationStoreOptions& options) {
   require_usable(options);

@@ -58,6 +58,8 @@ class ActivationStore {
   /// Opens a queue, and maps the memory of the slots: memory_bytes(). Files come with the first block.
   /// Throws kUsage for options out of range, else as open_io_queue().
   [[nodiscard]] static std::shared_ptr<ActivationStore> open(const ActivationStoreOptions& options);
+  /// ActivationStoreOptions::slots for so many bytes of memory: 2 or more.
+  [[nodiscard]] static int slots_in(std::size_t buffer_bytes, std::size_t piece_bytes);
   /// Bytes of memory that open() takes.
   [[nodiscard]] static std::size_t memory_bytes(const ActivationStoreOptions& options);
 
