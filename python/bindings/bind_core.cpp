@@ -110,6 +110,8 @@ void bind_core(py::module_& module) {
                                keys["min_bytes"] = config.activations.min_bytes;
                                return keys;
                              })
+      .def_property_readonly("updates_inside_backward",
+                             [](const Config& config) { return config.update.inside_backward; })
       .def_property_readonly("norms", [](const Config& config) { return config.mesh.norms; })
       .def_property_readonly("gradient_accumulation_steps",
                              [](const Config& config) { return config.gradient_accumulation_steps; })

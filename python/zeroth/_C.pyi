@@ -296,6 +296,9 @@ class Config:
     def activations(self) -> dict[str, Any]:
         """The keys of zeroth.activations: device (cpu_checkpointing counted), saved and min_bytes."""
     @property
+    def updates_inside_backward(self) -> bool:
+        """zeroth.update.inside_backward."""
+    @property
     def norms(self) -> str:
         """zeroth.tensor.norms."""
     def micro_steps(self, world: int) -> int:

@@ -169,6 +169,7 @@ class Engine:
         self._require_same = _watch.follow(model)
         self._handles: list[RemovableHandle] = []
         self._activations = _activations.of_engine(self._core, model)
+        self._updates_inside = self._core.config.updates_inside_backward
         self._pipeline = None
         if pipelined is not None:
             from zeroth.pipe.runner import Runner  # it needs what this module needs
@@ -223,7 +224,8 @@ class Engine:
         gradient."""
         if self._pipeline is not None:
             raise _of_pipeline("backward()")
-        self._push()  # an update inside of this backward takes them
+        if self._updates_inside:  # the update takes what the groups have now
+            self._push()
         seen, first = self._core.open_backward(loss, gradient)
         try:
             loss.backward(first, retain_graph)  # type: ignore[no-untyped-call]

@@ -210,7 +210,7 @@ class Calls(unittest.TestCase):
             with self.calls() as in_backward:
                 engine.backward(loss)
             self.assertEqual(in_forward, boundaries | {"__call__": 1})
-            self.assertEqual(in_backward, {"backward": 1, "_push": 1, "open_backward": 1, "close_backward": 1})
+            self.assertEqual(in_backward, {"backward": 1, "open_backward": 1, "close_backward": 1})
 
     def test_every_run_of_a_unit_calls_twice(self) -> None:
         for name in zoo.MODELS:
