@@ -69,7 +69,7 @@ constexpr std::array kKeys{
     flag("/zero_optimization/elastic_checkpoint", kCheckpoint),
     flag("/zero_optimization/ignore_unused_parameters",
          "an unused parameter contributes zero, on one rank as on all; making it an error is not built", "true"),
-    flag("/zero_optimization/offload_optimizer/super_offload", "zeroth.update.inside_backward has updates inside of backward"),
+    flag("/zero_optimization/offload_optimizer/super_offload", "zeroth.update.inside_backward does this"),
     value("/zero_optimization/cpu_offload", KeyKind::kAny, "null|false", kOffload),
     value("/zero_optimization/cpu_offload_param", KeyKind::kAny, "null|false", kOffload),
     value("/zero_optimization/zenflow", KeyKind::kAny, "null", kOffload),
