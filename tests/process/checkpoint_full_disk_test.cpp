@@ -1,15 +1,13 @@
 // A disk that is really full: a small file system of its own.
 #include "process/engine_ranks.h"
 #include "support/checkpoint_folder.h"
+#include "support/own_file_system.h"
 
 #include <zeroth/checkpoint/folder.h>
 
 #include <gtest/gtest.h>
-#include <sched.h>
-#include <sys/mount.h>
-#include <unistd.h>
 
-#include <cerrno>
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -19,16 +17,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Mounts a file system of this size there, which this process alone sees. False with errno set if that is not
-/// permitted.
-bool mount_small(const std::string& folder, const std::string& size) {
-  return ::unshare(CLONE_NEWNS) == 0 && ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
-         ::mount("none", folder.c_str(), "tmpfs", 0, ("size=" + size).c_str()) == 0;
+/// A file system of this size there, which this process alone sees. "" or why not.
+std::string mount_small(const std::string& folder, std::uint64_t kib) {
+  return mount_for_this_thread(FileSystemKind::kTmpfs, kib << 10U, {}, folder);
 }
 
 bool may_mount(const std::string& folder) {
   const ForkReport report = fork_ranks(1, [&](int) {
-    if (!mount_small(folder, "64k")) throw std::runtime_error(std::to_string(errno));
+    const std::string problem = mount_small(folder, 64);
+    if (!problem.empty()) throw std::runtime_error(problem);
   });
   return report.ok();
 }
@@ -76,7 +73,8 @@ TEST(CheckpointFullDisk, IsNamedOnAllRanksKeepsWhatWasThereAndTrainingGoesOn) {
   if (!may_mount(folder.text())) GTEST_SKIP() << "not permitted: a file system of its own in a mount namespace";
   for (const bool behind : {false, true}) {
     const ForkReport report = fork_ranks(1, [&](int) {
-      require(mount_small(folder.text(), "600k"), "mount");
+      const std::string problem = mount_small(folder.text(), 600);
+      require(problem.empty(), problem);
       fill_disk(folder.text(), behind);
     });
     EXPECT_TRUE(report.ok()) << report.text();

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import cases
 import torch
 from refusing import refused
 from torch import nn
@@ -247,10 +248,7 @@ def tiles(folder: str) -> None:
 
 
 def main() -> None:
-    folder = sys.argv[1]
-    for name in sys.argv[2:]:
-        globals()[name](folder)
-        print(f"{name}: ok")
+    cases.run(globals(), sys.argv[2:], sys.argv[1])
 
 
 if __name__ == "__main__":

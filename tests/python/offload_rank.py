@@ -10,6 +10,7 @@ import pathlib
 import sys
 from typing import Any
 
+import cases
 import torch
 from refusing import refused
 from torch import nn
@@ -188,10 +189,7 @@ def update_times(folder: str) -> None:
 
 
 def main() -> None:
-    folder = sys.argv[1]
-    for name in sys.argv[2:]:
-        globals()[name](folder)
-        print(f"{name}: ok")
+    cases.run(globals(), sys.argv[2:], sys.argv[1])
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+import cases
 import torch
 from pipe_rank import Row, batch, config_of, loss_fn, made
 from refusing import refused
@@ -337,9 +338,7 @@ def not_to_be_sent() -> None:
 
 
 def main() -> None:
-    for name in sys.argv[1:]:
-        globals()[name]()
-        print(f"{name}: ok")
+    cases.run(globals(), sys.argv[1:])
 
 
 if __name__ == "__main__":
