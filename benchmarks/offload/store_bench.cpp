@@ -4,6 +4,8 @@
 // Run: store_bench FOLDER [--bytes N] [--block N] [--slots N] [--depth N] [--engine NAME] [--seconds S]
 // Prints one line: {"update_bytes_per_s": ..., "bytes_read": ..., "bytes_written": ..., "blocks": ...}, of the median
 // pass; bytes of a pass are those read and those written.
+#include "support/statistics.h"
+
 #include <zeroth/base/deadline.h>
 #include <zeroth/device/memory.h>
 #include <zeroth/offload/stores.h>
@@ -69,12 +71,10 @@ void run(const Options& options) {
   const auto passes = static_cast<double>(seconds.size());
   const double read = static_cast<double>(after.read_bytes - before.read_bytes) / passes;
   const double written = static_cast<double>(after.write_bytes - before.write_bytes) / passes;
-  std::ranges::nth_element(seconds, seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2));
-  const double median = seconds[seconds.size() / 2];
   std::printf(
       R"({"update_bytes_per_s": %.0f, "bytes_read": %.0f, "bytes_written": %.0f, "blocks": %zu, "engine": "%s"})"
       "\n",
-      (read + written) / median, read, written, sizes.size(), std::string(queue->name()).c_str());
+      (read + written) / benchmarks::median(seconds), read, written, sizes.size(), std::string(queue->name()).c_str());
 }
 
 }  // namespace
