@@ -63,7 +63,7 @@ std::unique_ptr<CommBackend> make_shm(const WorldSpec& spec) {
       .job = spec.job.empty() && spec.size > 1 ? job_from_environment() : spec.job,
       .rank = spec.rank,
       .size = spec.size,
-      .timeout = spec.options.timeout,
+      .timeout = spec.options.meeting_timeout(),
       .refused = refused,
       .notices = spec.options.meeting_notices,
       .say = [logger = Logger(spec.rank, spec.size)](std::string_view text) { logger.warn(text); },

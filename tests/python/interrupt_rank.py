@@ -27,7 +27,7 @@ importing.join()
 import zeroth  # noqa: E402
 
 X, Y = torch.randn(3, 4, dtype=torch.float64), torch.tensor([0, 3, 1])
-CONFIG = {"zero_optimization": {"stage": 3}, "zeroth": {"timeout_ms": 4_000}}
+CONFIG = {"zero_optimization": {"stage": 3}, "zeroth": {"timeout_ms": 4_000, "first_timeout_ms": 60_000}}
 WAITS_S = 0.3
 """who has been at one place for so long waits there"""
 

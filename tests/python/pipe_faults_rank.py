@@ -104,6 +104,7 @@ def config(world: zeroth.World, *, schedule: str = "1f1b", micro: int = MICRO, t
             "mesh": {"pp": world.size},
             "pipeline": {"schedule": schedule},
             "timeout_ms": timeout_ms,
+            "first_timeout_ms": 60_000,  # of ranks that start, beside other jobs
             "frozen_after_ms": 1_000,
             "threads": 1,
         },

@@ -58,6 +58,9 @@ struct CommOptions {
   std::shared_ptr<RankActivity> activity{};  ///< of this rank: gets long waits and can end them; unset: none
   std::vector<int> watched_ranks{};          ///< the job's rank number of each rank of this world; empty: equal
   std::shared_ptr<SystemCalls> system{};     ///< unset: the kernel; else a substitute of a test
+
+  /// Of ranks that wait for each other at the start.
+  [[nodiscard]] Milliseconds meeting_timeout() const { return first_timeout.count() > 0 ? first_timeout : timeout; }
 };
 
 /// Meeting point of ranks that are threads of one process. Pass the same hub to the backends of all ranks.

@@ -55,7 +55,7 @@ std::shared_ptr<SharedMemoryEngine> SharedMemoryEngine::make_world(std::unique_p
   std::iota(world_ranks.begin(), world_ranks.end(), 0);
   std::shared_ptr<SharedMemoryEngine> engine(
       new SharedMemoryEngine(std::move(exchange), "world", rank, std::move(world_ranks)));
-  const Deadline deadline(options.timeout);
+  const Deadline deadline(options.meeting_timeout());
   engine->create_segment(options, true, [&] {
     ZR_CHECK(!deadline.passed(), ErrorCode::kTimeout, "not all ranks handed over their memory",
              {.where = engine->where_, .who = fmt::format("rank {}/{}", rank, size)});

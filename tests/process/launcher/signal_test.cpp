@@ -80,7 +80,7 @@ TEST(Signal, TheSecondCtrlCKills) {
 }
 
 TEST(Signal, RanksDieWithAKilledLauncher) {
-  Job job(Job::probe(4, {"wait", "ignore"}));
+  Job job(Job::probe(4, {"wait", "ignore"}), {.outlived = kEndDeadline});
   const auto pids = job.wait_for("READY", 4);
   job.signal(SIGKILL);
   EXPECT_TRUE(all_gone_within(pids, kEndDeadline));

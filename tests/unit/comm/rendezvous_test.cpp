@@ -89,6 +89,19 @@ TEST(Rendezvous, MissingRanksAreNamedByAll) {
   expect_all(report, 2, ErrorCode::kTimeout, {"missing ranks 2, 3, 4"});
 }
 
+TEST(Rendezvous, RanksThatStartSlowlyHaveTheTimeOfTheFirstStep) {
+  ZR_SKIP_UNDER_TSAN();
+  const std::string job = unique_job();
+  CommOptions options;
+  options.timeout = Milliseconds{1};
+  options.first_timeout = Milliseconds{20'000};
+  const ForkReport report = fork_ranks(2, [&](int rank) {
+    if (rank == 1) std::this_thread::sleep_for(Milliseconds{50});
+    (void)make_backend("shm", {.rank = rank, .size = 2, .job = job, .options = options});
+  });
+  EXPECT_TRUE(report.ok()) << report.text();
+}
+
 /// What a rank that meets nobody says until its time is over.
 std::vector<std::string> said_alone(const std::string& job, int rank, int size, NoticeTimes notices,
                                     const std::string& hint = "") {
