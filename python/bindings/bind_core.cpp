@@ -199,6 +199,8 @@ void bind_core(py::module_& module) {
       .def_readonly("overflow_slots", &MemoryReport::overflow_slots)
       .def_readonly("order_deviations", &MemoryReport::order_deviations)
       .def_readonly("demand_fetches", &MemoryReport::demand_fetches)
+      .def_readonly("bus_down", &MemoryReport::bus_down)
+      .def_readonly("bus_up", &MemoryReport::bus_up)
       .def_readonly("spills", &MemoryReport::spills)
       .def_readonly("resident", &MemoryReport::resident)
       .def_readonly("transport", &MemoryReport::transport)

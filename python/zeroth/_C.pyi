@@ -728,6 +728,14 @@ class MemoryReport:
         """Units that were not used in the order of the step before."""
 
     @property
+    def bus_down(self) -> int:
+        """Bytes of states that have come from a device with memory of its own."""
+
+    @property
+    def bus_up(self) -> int:
+        """Those that have gone to it."""
+
+    @property
     def demand_fetches(self) -> int:
         """Reads of parameters in files that the recorded order had not foreseen."""
 

@@ -56,6 +56,17 @@ class CudaKernels final : public Kernels {
     check(cuda_.copy(to, from, bytes, kCudaCopyAnyWay, stream.native()), "to copy");
     if (is_of_host(to) || is_of_host(from)) stream.synchronize();
   }
+  void copy_over_bus(void* to, const void* from, std::size_t bytes, const Stream& stream) override {
+    if (bytes == 0) return;
+    const CudaDeviceScope scope(cuda_, device_.ordinal(), kWhere);
+    check(cuda_.copy(to, from, bytes, kCudaCopyAnyWay, stream.native()), "to copy over the bus");
+  }
+  void convert(void* to, DType to_dtype, const void* from, DType from_dtype, std::int64_t n,
+               const Stream& stream) override {
+    if (n > 0)
+      add_up({.dst = to, .dst_dtype = to_dtype, .sources = &from, .num_sources = 1, .src_dtype = from_dtype, .n = n},
+             stream);
+  }
   void zero(void* to, std::size_t bytes, const Stream& stream) override {
     if (bytes == 0) return;
     const CudaDeviceScope scope(cuda_, device_.ordinal(), kWhere);
@@ -72,12 +83,8 @@ class CudaKernels final : public Kernels {
     check(table_.bucket(&args, nonfinite, stream.native()), "to store a gradient");
   }
   void sum(const kernels::SumSourcesArgs& args, double factor, PendingNorm& norm, const Stream& stream) override {
-    const CudaDeviceScope scope(cuda_, device_.ordinal(), kWhere);
-    const std::int64_t bytes = table_.sum_sources_workspace(&args);
-    const Scratch workspace = make_scratch(static_cast<std::size_t>(bytes));
-    check(table_.sum_sources(&args, bytes > 0 ? workspace.bytes.data() : nullptr, stream.native()), "to sum gradients");
+    add_up(args, stream);
     measure(args.dst, args.dst_dtype, args.n, factor, norm, stream);
-    if (bytes > 0) stream.synchronize();  // the workspace goes
   }
   void measure(const void* data, DType dtype, std::int64_t n, double factor, PendingNorm& norm,
                const Stream& stream) override {
@@ -102,6 +109,13 @@ class CudaKernels final : public Kernels {
  private:
   static constexpr std::string_view kWhere = "compute.cuda";
 
+  void add_up(const kernels::SumSourcesArgs& args, const Stream& stream) {
+    const CudaDeviceScope scope(cuda_, device_.ordinal(), kWhere);
+    const std::int64_t bytes = table_.sum_sources_workspace(&args);
+    const Scratch workspace = make_scratch(static_cast<std::size_t>(bytes));
+    check(table_.sum_sources(&args, bytes > 0 ? workspace.bytes.data() : nullptr, stream.native()), "to sum gradients");
+    if (bytes > 0) stream.synchronize();  // the workspace goes
+  }
   void check(CudaStatus status, std::string_view call) const { check_cuda(cuda_, status, call, kWhere); }
   [[nodiscard]] bool is_of_host(const void* address) const {
     CudaPointer about;

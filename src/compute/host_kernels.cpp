@@ -47,6 +47,20 @@ class HostKernels final : public Kernels {
                            end - begin, isa_);
     });
   }
+  void copy_over_bus(void* to, const void* from, std::size_t bytes, const Stream& stream) override {
+    copy(to, from, bytes, stream);
+  }
+  void convert(void* to, DType to_dtype, const void* from, DType from_dtype, std::int64_t n,
+               const Stream& /*stream*/) override {
+    kernels::sum_sources({.dst = to,
+                          .dst_dtype = to_dtype,
+                          .sources = &from,
+                          .num_sources = 1,
+                          .src_dtype = from_dtype,
+                          .read_soon = true,
+                          .n = n},
+                         isa_);
+  }
   void zero(void* to, std::size_t bytes, const Stream& /*stream*/) override {
     kernels::fill_zero(to, static_cast<std::int64_t>(bytes), isa_);
   }

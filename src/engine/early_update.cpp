@@ -36,7 +36,17 @@ std::string refusal_of(const CommitVote& vote) {
 
 }  // namespace
 
-void require_possible(const EngineSettings& settings, bool on_host) {
+void require_host_updates(const ResidencyPlan& residency) {
+  ZR_CHECK(!residency.beside_device || residency.parameter == Residency::kDevice || residency.updates_cross_bus(),
+           ErrorCode::kConfig, "parameters rest beside a device that updates them",
+           {.where = "engine",
+            .which = "/zero_optimization/offload_optimizer/device",
+            .expected = "cpu or nvme, where offload_param.device is one of them and ranks have a GPU",
+            .got = "none",
+            .hint = "the host updates what rests in its memory: offload the optimizer too"});
+}
+
+void require_possible(const EngineSettings& settings, bool host_updates) {
   const UpdateSettings& update = settings.update;
   const auto refuse = [](const char* why, const char* expected, const std::string& got, const char* hint) {
     throw Error(ErrorCode::kConfig, why,
@@ -45,7 +55,7 @@ void require_possible(const EngineSettings& settings, bool on_host) {
   if (update.delayed_after) {
     ZR_CHECK(*update.delayed_after >= 0, ErrorCode::kConfig, "a number of steps is negative",
              {.where = "engine", .which = "/zeroth/update/delayed_after"});
-    ZR_CHECK(on_host, ErrorCode::kConfig, "updates of a device's own states are not delayed",
+    ZR_CHECK(host_updates, ErrorCode::kConfig, "updates of a device's own states are not delayed",
              {.where = "engine", .which = "/zeroth/update/delayed_after", .expected = "states in memory of the host"});
   }
   if (!update.inside_backward) return;
@@ -63,7 +73,7 @@ void require_possible(const EngineSettings& settings, bool on_host) {
     refuse("an update inside backward beside a loss scale that is looked for by overflows", "no step that may overflow",
            "fp16.loss_scale = 0", "set fp16.loss_scale to one that stays, or train in bf16");
   }
-  if (!on_host) {
+  if (!host_updates) {
     refuse("an update inside backward on a device that keeps its states", "states in memory of the host or in files",
            "a device", "leave out inside_backward: there is no transfer to hide");
   }

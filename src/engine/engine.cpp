@@ -53,6 +53,7 @@ Engine::Engine(std::vector<ParamSpec> params, std::vector<UnitSpec> units, Engin
       optimizer_(settings_.own_optimizer ? settings_.own_optimizer() : make_optimizer(settings_.optimizer)),
       pool_(std::make_unique<ThreadPool>(settings_.threads)),
       kernels_(settings_.own_kernels ? settings_.own_kernels(device, *pool_) : make_kernels(device, *pool_)),
+      host_kernels_(kernels_->on_host() ? nullptr : make_host_kernels(device, *pool_, kernels::best_isa())),
       place_(mesh_place_of(settings_, communicator_.rank(), communicator_.size())),
       layout_(make_model_layout(std::move(params), std::move(units), degrees_of_groups())),
       scaler_(settings_.loss_scaling),
@@ -68,14 +69,17 @@ Engine::Engine(std::vector<ParamSpec> params, std::vector<UnitSpec> units, Engin
              "a parameter belongs to a parameter group that does not exist",
              {.where = "engine", .which = param.name, .got = std::to_string(param.group)});
   }
-  ZR_CHECK(kernels_->on_host() || optimizer_->runs_on_device(), ErrorCode::kUsage,
+  build_groups();
+  const bool host_updates = kernels_->on_host() || std::ranges::all_of(groups_, [](const auto& group) {
+                              return group->spec().plan.residency.updates_cross_bus();
+                            });
+  ZR_CHECK(host_updates || optimizer_->runs_on_device(), ErrorCode::kUsage,
            "the optimizer has no kernel for the device of its states",
            {.where = "engine",
             .which = std::string(optimizer_->name()),
             .expected = zeroth::join(optimizer_names(), ", "),
-            .hint = "or train it with its states in memory of the host"});
-  require_possible(settings_, kernels_->on_host());
-  build_groups();
+            .hint = "or train it with its states in memory of the host: offload_optimizer.device = cpu"});
+  require_possible(settings_, host_updates);
   require_same_structure(groups_, settings_, communicator_);
   for (const auto& group : groups_) require_parameter_slots(group->layout(), group->spec().plan);
   int reported = static_cast<int>(settings_.groups.size());
@@ -86,7 +90,7 @@ Engine::Engine(std::vector<ParamSpec> params, std::vector<UnitSpec> units, Engin
       static_cast<std::size_t>(reported) < settings_.groups.size() ? static_cast<std::size_t>(reported) : 0;
   if (!trains())
     log_.progress("the model has no trainable parameter: the engine gathers and evaluates, and has no optimizer");
-  residency_choice_ = choose_residency(groups_, settings_, *optimizer_, *kernels_, device_, communicator_);
+  residency_choice_ = choose_residency(groups_, settings_, *optimizer_, host_kernels(), device_, communicator_);
   settings_.plan = groups_.front()->spec().plan;
   if (!residency_choice_.empty()) log_.progress("states in files: " + residency_choice_);
   require_budgets(groups_, settings_, optimizer_->states(), communicator_);
@@ -118,6 +122,9 @@ void Engine::build_groups() {
   for (std::size_t index = 0; index < specs.size(); ++index) {
     ShardGroupSpec& spec = specs[index];
     spec.plan.holds_gradients = settings_.update.delayed_after.has_value();
+    spec.plan.rounds_sums = settings_.update.rounds_sums;
+    spec.plan.residency.beside_device = !kernels_->on_host();
+    require_host_updates(spec.plan.residency);
     if (!device_.asynchronous()) spec.plan.prefetch_units = 0;  // nothing goes ahead of the caller: no slot for it
     if (!choose_exchange(communicator_.backend().capabilities(), kernels_->memory()).narrow_buckets)
       spec.plan.narrow_buckets = false;
@@ -180,6 +187,7 @@ void Engine::allocate_groups() {
                                       .optimizer = *optimizer_,
                                       .device = device_,
                                       .kernels = *kernels_,
+                                      .host_kernels = host_kernels(),
                                       .gather_stream = device_.make_stream("gather"),
                                       .reduce_stream = device_.make_stream("reduce"),
                                       .binder = binder_,
@@ -191,6 +199,7 @@ void Engine::allocate_groups() {
     shares_job = shares_job && !group->has_all_ranks();
     group->allocate(*resources_, own_->step, names);
   }
+  say_what_is_not_pinned();
   uneven_join_ = std::make_unique<UnevenJoin>(communicator_, layout_, *operations_,
                                               UnevenJoin::BatchCalls{own_->batch, own_->no_batch},
                                               [this] { sync_groups(own_->batch, {}); });
@@ -215,6 +224,15 @@ void Engine::allocate_groups() {
     group.gradients().set_before_wait([this] {
       for (const auto& other : groups_) other->parameters().settle_gathers();
     });
+  }
+}
+
+void Engine::say_what_is_not_pinned() const {
+  for (const auto& group : groups_) {
+    const DeviceBus* const bus = group->memory().bus();
+    if (bus == nullptr || bus->refusal().empty()) continue;
+    log_.warn("memory for copies to and from the device cannot be pinned, so these copies wait: " + bus->refusal());
+    return;
   }
 }
 
@@ -776,6 +794,10 @@ MemoryReport Engine::memory_report() const {
     for (const BlockSet set : kBlockSets) {
       if (const StateStore* store = group->memory().state_store(set))
         report.measured_files += store->measured_file_bytes();
+    }
+    if (const DeviceBus* const bus = group->memory().bus()) {
+      report.bus_down += bus->counters().down;
+      report.bus_up += bus->counters().up;
     }
     report.spills += group->gradients().spills();
     report.resident += group->resident_bytes();

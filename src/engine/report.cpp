@@ -33,6 +33,8 @@ std::string to_text(const MemoryReport& report) {
           ", spills " + std::to_string(report.spills) + ", construction " + format_bytes(report.construction_peak) +
           ", transport " + format_bytes(report.transport) + ", PSS " + format_bytes(report.pss);
   if (report.demand_fetches > 0) text += ", fetched on demand " + std::to_string(report.demand_fetches);
+  if (report.bus_down + report.bus_up > 0)
+    text += ", over the bus " + format_bytes(report.bus_down) + " down and " + format_bytes(report.bus_up) + " up";
   if (report.checkpoint_copy > 0) text += ", copy for checkpoints " + format_bytes(report.checkpoint_copy);
   if (report.compute_copies > 0) text += ", copies for computing " + format_bytes(report.compute_copies);
   if (!report.residency_choice.empty()) text += "\n  " + report.residency_choice;

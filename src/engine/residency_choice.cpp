@@ -286,7 +286,7 @@ class ResidencyChoice {
 std::string choose_residency(const ShardGroups& groups, const EngineSettings& settings, const Optimizer& optimizer,
                              Kernels& kernels, Device& device, const Communicator& communicator) {
   const bool any = std::ranges::any_of(groups, [](const auto& group) { return plans_ratio(*group); });
-  if (!any || !kernels.on_host()) return {};  // a device that keeps its states refuses files by name, later
+  if (!any) return {};
   return ResidencyChoice(groups, settings, optimizer, kernels, device, communicator).run();
 }
 

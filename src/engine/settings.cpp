@@ -157,7 +157,8 @@ EngineSettings make_settings(const Config& config, RankCount ranks, std::vector<
   settings.gradient_clipping = config.gradient_clipping;
   settings.update = {.inside_backward = config.update.inside_backward,
                      .clip_by = config.update.clip_by == "previous_norm" ? ClipBy::kPreviousNorm : ClipBy::kExact,
-                     .delayed_after = config.update.delayed_after};
+                     .delayed_after = config.update.delayed_after,
+                     .rounds_sums = config.update.round_sums};
   settings.groups = std::move(groups);
   settings.optimizer = {
       .type = config.optimizer.rule(),

@@ -149,8 +149,8 @@ void ShardGroup::allocate(const GroupResources& shared, OperationId step, const 
                                                  shared.gather_stream, shared.kernels, *binder_, shared.counters);
   gradients_ = std::make_unique<GradientStore>(layout(), spec_.plan, micro_steps, *memory_, backend,
                                                shared.reduce_stream, shared.kernels, shared.device.ledger());
-  updater_ =
-      std::make_unique<Updater>(layout(), shared.optimizer, *memory_, backend, shared.kernels, shared.reduce_stream);
+  updater_ = std::make_unique<Updater>(layout(), shared.optimizer, *memory_, backend, shared.kernels,
+                                       shared.host_kernels, shared.reduce_stream);
   gradients_->set_operations(step, names);
   uses_ = std::make_unique<UnitUses>(layout(), spec_.plan, *parameters_);
   trained_ = uses_->expected();

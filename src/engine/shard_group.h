@@ -31,6 +31,7 @@ struct GroupResources {
   const Optimizer& optimizer;
   Device& device;
   Kernels& kernels;
+  Kernels& host_kernels;  ///< for updates that the host makes; on ranks of a CPU the same
   Stream gather_stream;
   Stream reduce_stream;
   ParameterBinder& binder;

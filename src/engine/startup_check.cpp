@@ -25,7 +25,7 @@ std::string describe(const ShardingPlan& plan) {
        << (plan.narrow_buckets ? "" : " wide buckets") << " parameter_degree " << plan.parameter_degree
        << " optimizer_degree " << plan.optimizer_degree;
   // How parameters come is the same on all ranks; where the optimizer's states rest is each rank's own affair.
-  if (plan.residency.parameter == Residency::kFiles) text << " parameters in files";
+  if (plan.residency.in_blocks(plan.residency.parameter)) text << " parameters in blocks";
   if (plan.gradient_degree != 0) text << " gradient_degree " << plan.gradient_degree;
   if (plan.residency.plans_ratio) text << " plans its ratio of states in files";
   return text.str();
@@ -57,6 +57,7 @@ std::string describe(const ShardGroups& groups, const EngineSettings& settings) 
   if (update != UpdateSettings()) {
     text << "update" << (update.inside_backward ? " inside backward" : "")
          << (update.clip_by == ClipBy::kPreviousNorm ? " clipped by the previous norm" : "")
+         << (update.rounds_sums ? " of rounded sums" : "")
          << (update.delayed_after ? " delayed after " + std::to_string(*update.delayed_after) : "") << "\n";
   }
   text << "optimizer " << settings.optimizer.type << (settings.optimizer.momentum ? " with momentum" : "") << "\n";

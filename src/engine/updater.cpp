@@ -9,6 +9,29 @@
 namespace zeroth {
 namespace {
 
+constexpr std::int64_t kRounded = 16'384;  // elements whose sums are rounded at a time
+
+/// Calls body(first, end, sums) for parts of n sums in `narrow`, widened to `accumulation`. `from` has them in `dtype`,
+/// which is one of both.
+template <class Body>
+void for_rounded(const std::byte* from, DType dtype, DType narrow, DType accumulation, std::int64_t n, Kernels& kernels,
+                 const Stream& stream, const Body& body) {
+  const std::int64_t most = kernels.on_host() ? std::min(kRounded, n) : n;
+  const Scratch half = kernels.make_scratch(dtype == narrow ? 0 : array_bytes(most, narrow));
+  const Scratch whole = kernels.make_scratch(array_bytes(most, accumulation));
+  for (std::int64_t begin = 0; begin < n; begin += most) {
+    const std::int64_t part = std::min(most, n - begin);
+    const std::byte* rounded = from + array_bytes(begin, dtype);
+    if (dtype != narrow) {
+      kernels.convert(half.bytes.data(), narrow, rounded, dtype, part, stream);
+      rounded = half.bytes.data();
+    }
+    kernels.convert(whole.bytes.data(), accumulation, rounded, narrow, part, stream);
+    body(begin, begin + part, whole.bytes.data());
+  }
+  if (!kernels.on_host()) kernels.settle(stream);  // the scratch goes
+}
+
 bool has_shape(const Optimizer& optimizer, StateShape shape) {
   return std::ranges::any_of(optimizer.states(), [shape](const StateDeclaration& one) { return one.shape == shape; });
 }
@@ -16,13 +39,15 @@ bool has_shape(const Optimizer& optimizer, StateShape shape) {
 }  // namespace
 
 Updater::Updater(const ModelLayout& layout, const Optimizer& optimizer, ModelMemory& memory, CommBackend& backend,
-                 Kernels& kernels, Stream stream)
+                 Kernels& kernels, Kernels& host, Stream stream)
     : layout_(layout),
       optimizer_(optimizer),
       memory_(memory),
       backend_(backend),
       kernels_(kernels),
+      host_(host),
       stream_(std::move(stream)),
+      up_(memory.bus() == nullptr ? Stream() : memory.bus()->up()),
       num_states_(optimizer.states().size()),
       has_entries_of_tensors_(has_shape(optimizer, StateShape::kTensor) || has_shape(optimizer, StateShape::kRow)),
       has_entries_of_rows_(has_shape(optimizer, StateShape::kRow)),
@@ -119,28 +144,44 @@ void Updater::hold() {
   is_held_ = true;
 }
 
-void Updater::update_piece(const Piece& piece, const StateView& view, double factor, const GroupHyper& hyper) {
+bool Updater::brings_parameter(int flat) const {
+  return memory_.filed_parameters() == nullptr && master_of(layout_.flat(flat).dtype) != Master::kWhole;
+}
+
+void Updater::update_piece(const Piece& piece, const StateView& view, const Place& place, double factor,
+                           const GroupHyper& hyper) {
   const FlatLayout& layout = layout_.flat(piece.flat);
   const DType accumulation = layout.accumulation();
   const Range& updated = piece.range;
-  const auto update = [&](std::int64_t begin, std::int64_t end) {
+  const bool on_bus = memory_.updates_cross_bus();
+  Kernels& kernels = on_bus ? host_ : kernels_;
+  const auto update_with = [&](std::int64_t begin, std::int64_t end, const std::byte* sums) {
     std::vector<std::byte*> states(num_states_);
     for (std::size_t state = 0; state < num_states_; ++state) {
       states[state] = view.state(static_cast<int>(state), updated.begin + begin);
     }
-    optimizer_.step({.param = view.parameter(updated.begin + begin),
+    optimizer_.step({.param = place.param + array_bytes(begin, layout.dtype),
                      .low = view.master_low(updated.begin + begin),
                      .master = view.master(updated.begin + begin),
                      .states = states,
-                     .grad = piece.sums + array_bytes(begin, accumulation),
+                     .grad = sums,
                      .n = end - begin,
                      .dtype = accumulation,
                      .factor = factor * layout.grad_factor,
                      .step = piece.step,
                      .hyper = hyper},
-                    kernels_, stream_);
+                    kernels, stream_);
   };
-  if (!has_entries_of_tensors_) return kernels_.for_ranges(updated.size(), update);
+  const auto update = [&](std::int64_t begin, std::int64_t end) {
+    if (memory_.update_dtype(piece.flat) == accumulation)
+      return update_with(begin, end, place.sums + array_bytes(begin, accumulation));
+    for_rounded(place.sums + array_bytes(begin, place.dtype), place.dtype, memory_.update_dtype(piece.flat),
+                accumulation, end - begin, kernels, stream_,
+                [&](std::int64_t from, std::int64_t to, const std::byte* sums) {
+                  update_with(begin + from, begin + to, sums);
+                });
+  };
+  if (!has_entries_of_tensors_) return kernels.for_ranges(updated.size(), update);
   for (const Range& block : blocks_of(piece.flat, updated))
     update(block.begin - updated.begin, block.end - updated.begin);
 }
@@ -159,6 +200,58 @@ std::vector<Range> Updater::blocks_of(int flat, const Range& range) const {
     begin = end;
   }
   return blocks;
+}
+
+Updater::Crossing Updater::cross(const Piece& piece, BusSlot slot) {
+  const FlatLayout& layout = layout_.flat(piece.flat);
+  const auto n = piece.range.size();
+  const DType dtype = memory_.update_dtype(piece.flat);
+  const std::byte* sums = piece.sums;
+  if (dtype != layout.accumulation()) {
+    // Rounded on the device, so half as many bytes cross.
+    std::byte* const rounded = slot.on_device().data();
+    const Stream& down = memory_.bus()->down();
+    down.enqueue([this, rounded, dtype, sums, from = layout.accumulation(), n, down] {
+      kernels_.convert(rounded, dtype, sums, from, n, down);
+    });
+    sums = rounded;
+  }
+  slot.fetch(0, sums, array_bytes(n, dtype));
+  Crossing crossing{.slot = std::move(slot), .param_at = align_up(array_bytes(n, dtype), kSegmentAlignBytes)};
+  if (brings_parameter(piece.flat)) {
+    const std::byte* const param =
+        memory_.parameters(piece.flat) +
+        array_bytes(piece.range.begin - memory_.rest_range(piece.flat, memory_.rank()).begin, layout.dtype);
+    crossing.slot.fetch(crossing.param_at, param, array_bytes(n, layout.dtype));
+  }
+  return crossing;
+}
+
+void Updater::cross_ahead(std::span<const Piece> next) {
+  DeviceBus& bus = *memory_.bus();
+  for (std::size_t ahead = crossings_.size(); ahead < next.size(); ++ahead) {
+    std::optional<BusSlot> slot = ahead == 0 ? bus.take() : bus.try_take();
+    if (!slot) return;
+    crossings_.push_back(cross(next[ahead], std::move(*slot)));
+  }
+}
+
+void Updater::update_beside_device(std::span<const Piece> next, const StateView& view, double factor,
+                                   const GroupHyper& hyper) {
+  const Piece& piece = next.front();
+  const FlatLayout& layout = layout_.flat(piece.flat);
+  cross_ahead(next);
+  Crossing crossing = std::move(crossings_.front());
+  crossings_.pop_front();
+  crossing.slot.wait();
+  std::byte* const in_slot = crossing.slot.bytes().data();
+  const bool in_blocks = memory_.filed_parameters() != nullptr;
+  std::byte* const param = in_blocks ? view.parameter(piece.range.begin) : in_slot + crossing.param_at;
+  update_piece(piece, view, {.param = param, .sums = in_slot, .dtype = memory_.update_dtype(piece.flat)}, factor,
+               hyper);
+  if (in_blocks) return;
+  crossing.slot.send(crossing.param_at, view.parameter(piece.range.begin),
+                     array_bytes(piece.range.size(), layout.dtype), up_);
 }
 
 void Updater::look_ahead(std::span<const Piece> next) {
@@ -180,6 +273,9 @@ void Updater::look_ahead(std::span<const Piece> next) {
 void Updater::update_flat(int flat, const std::vector<bool>& has_grad, const UpdateTerms& terms) {
   std::vector<Piece> pieces;
   for (const Run& run : runs_of(flat, has_grad)) add_pieces(flat, run, pieces);
+  const bool on_bus = memory_.updates_cross_bus();
+  crossings_.clear();  // of an update that an error ended
+  if (on_bus) memory_.bus()->down().order_after(stream_.record());
   std::optional<StateView> view;  // of the elements that come together: one lease, and one write
   Range together{};
   for (std::size_t next = 0; next < pieces.size(); ++next) {
@@ -192,8 +288,16 @@ void Updater::update_flat(int flat, const std::vector<bool>& has_grad, const Upd
     }
     GroupHyper hyper = terms.groups[static_cast<std::size_t>(pieces[next].group)];
     hyper.lr *= terms.lr_factor;
-    update_piece(pieces[next], *view, terms.factor, hyper);
+    const std::span<const Piece> rest = std::span<const Piece>(pieces).subspan(next);
+    if (on_bus) {
+      update_beside_device(rest, *view, terms.factor, hyper);
+    } else {
+      const Place place{
+          .param = view->parameter(begin), .sums = pieces[next].sums, .dtype = layout_.flat(flat).accumulation()};
+      update_piece(pieces[next], *view, place, terms.factor, hyper);
+    }
   }
+  if (on_bus) stream_.order_after(up_.record());
   updated_[static_cast<std::size_t>(flat)] = true;
   order_.push_back(flat);
 }
@@ -201,6 +305,7 @@ void Updater::update_flat(int flat, const std::vector<bool>& has_grad, const Upd
 void Updater::forget_updated() {
   order_.clear();
   updated_.assign(updated_.size(), false);
+  crossings_.clear();
 }
 
 void Updater::update(const std::vector<bool>& has_grad, const UpdateTerms& terms) {

@@ -1,4 +1,11 @@
 // The update: walks this rank's ranges, finds runs of parameters that are alike, and hands blocks to the optimizer.
+//
+// Where states rest beside a device, the host makes the update, a pipeline over the slots of a DeviceBus:
+//
+//   piece j+2   sums (and parameters) cross the bus to a slot
+//   piece j+1   the same, under way
+//   piece j     its states come, the host updates it in the slot
+//   piece j-1   new parameters cross the bus back
 #pragma once
 
 #include "zero/model_memory.h"
@@ -8,6 +15,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <span>
 #include <utility>
 #include <vector>
@@ -23,13 +31,15 @@ struct UpdateTerms {
 
 class Updater {
  public:
+  /// `host`: kernels of the host, for updates that it makes beside a device; on ranks of a CPU the same as `kernels`.
   Updater(const ModelLayout& layout, const Optimizer& optimizer, ModelMemory& memory, CommBackend& backend,
-          Kernels& kernels, Stream stream);
+          Kernels& kernels, Kernels& host, Stream stream);
 
-  /// On a device this is work of the stream. Updates every parameter with has_grad[param], its padding with it; the
-  /// others keep value, moments and step count. Flats that update_flat() has updated are done already; from now on they
-  /// are not. Where every rank updates everything, the sums are read in place from the ranks that own them (counted as
-  /// all_gather): nobody writes its sums again before it knows of this rank's next backward.
+  /// On a device this is work of the stream; if states rest beside it, it blocks for all but the last copies. Updates
+  /// every parameter with has_grad[param], its padding with it; the others keep value, moments and step count. Flats
+  /// that update_flat() has updated are done already; from now on they are not. Where every rank updates everything,
+  /// the sums are read in place from the ranks that own them (counted as all_gather): nobody writes its sums again
+  /// before it knows of this rank's next backward.
   void update(const std::vector<bool>& has_grad, const UpdateTerms& terms);
   /// The same of one flat, ahead of update().
   void update_flat(int flat, const std::vector<bool>& has_grad, const UpdateTerms& terms);
@@ -73,7 +83,25 @@ class Updater {
   /// Where the sums of `owner` begin.
   [[nodiscard]] const std::byte* sums_of(int flat, int owner);
   void count_sums(int owner, std::size_t bytes);
-  void update_piece(const Piece& piece, const StateView& view, double factor, const GroupHyper& hyper);
+  /// Where the update of a piece reads and writes what is not in its view.
+  struct Place {
+    std::byte* param = nullptr;
+    const std::byte* sums = nullptr;
+    DType dtype = DType::kFloat32;  ///< of the sums
+  };
+  void update_piece(const Piece& piece, const StateView& view, const Place& place, double factor,
+                    const GroupHyper& hyper);
+  /// A piece whose sums, and parameters if they are on the device, are on the bus.
+  struct Crossing {
+    BusSlot slot;
+    std::size_t param_at = 0;  ///< in the slot
+  };
+  /// Starts as many crossings of `next` as there are slots.
+  void cross_ahead(std::span<const Piece> next);
+  Crossing cross(const Piece& piece, BusSlot slot);
+  void update_beside_device(std::span<const Piece> next, const StateView& view, double factor, const GroupHyper& hyper);
+  /// The update reads the parameter, which is on the device.
+  [[nodiscard]] bool brings_parameter(int flat) const;
   /// Starts to bring the states of `next`, and of flats after them.
   void look_ahead(std::span<const Piece> next);
 
@@ -82,7 +110,9 @@ class Updater {
   ModelMemory& memory_;
   CommBackend& backend_;
   Kernels& kernels_;
+  Kernels& host_;
   Stream stream_;  ///< of reductions
+  Stream up_;      ///< of new parameters, on their way to the device
   std::size_t num_states_;
   bool has_entries_of_tensors_;  ///< states with one entry for each parameter or row: a block lies in one of them
   bool has_entries_of_rows_;
@@ -91,6 +121,7 @@ class Updater {
   std::vector<bool> updated_;    ///< one a flat: ahead of update()
   std::vector<int> order_;       ///< flats, as they were updated
   std::vector<int> last_order_;  ///< of the last update
+  std::deque<Crossing> crossings_;
 };
 
 }  // namespace zeroth

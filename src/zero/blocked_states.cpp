@@ -54,8 +54,7 @@ BlockedStates::BlockedStates(const ModelLayout& model, std::span<const StateRow>
       flats_(model.flats.size()),
       blocks_(state_blocks(rows, residency, set)) {
   for (const StateRow& row : rows) {
-    if (row.residency == Residency::kFiles && block_set_of(row.kind) == set)
-      flats_[static_cast<std::size_t>(row.flat)].rows.push_back(row);
+    if (row.in_blocks && block_set_of(row.kind) == set) flats_[static_cast<std::size_t>(row.flat)].rows.push_back(row);
   }
   StateBlocks in_memory;
   StateBlocks in_files;
@@ -85,7 +84,7 @@ BlockedStates::BlockedStates(const ModelLayout& model, std::span<const StateRow>
   CacheOptions cache{.places = residency.cache_blocks};
   const std::size_t cached = caches ? cached_store_memory(in_files.bytes, cache) : 0;
   memory_ = device.make_arena(ArenaKind::kPrivate, resting + slots + cached, "blocks");
-  holds_.push_back(device.ledger().hold({-1, MemoryState::kOptimizer}, resting));
+  holds_.push_back(device.ledger().hold({-1, memory_of_blocks(set)}, resting));
   holds_.push_back(device.ledger().hold({-1, MemoryState::kStaging}, slots + cached));
   const std::span<std::byte> for_slots = memory_.reserve(slots, kIoAlignment);
   const std::span<std::byte> for_cache = memory_.reserve(cached, kSegmentAlignBytes);

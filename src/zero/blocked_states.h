@@ -51,7 +51,7 @@ class [[nodiscard]] BlockLease {
 
 class BlockedStates {
  public:
-  /// Takes the rows of the set with Residency::kFiles. `rank`: of the job, for the order of folders. Borrows `model`
+  /// Takes the rows of the set that are in blocks. `rank`: of the job, for the order of folders. Borrows `model`
   /// and `kernels`. Throws kIo, kOutOfMemory, kUsage.
   BlockedStates(const ModelLayout& model, std::span<const StateRow> rows, BlockSet set, const ResidencyPlan& residency,
                 const StateFiles& files, int rank, Device& device, Kernels& kernels);

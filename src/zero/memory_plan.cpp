@@ -198,17 +198,18 @@ MemorySnapshot plan_memory(const ModelLayout& model, const ShardingPlan& plan, i
   };
   const std::vector<StateRow> rows = state_table(model, plan, rank, states, micro_steps);
   for (const StateRow& row : rows) {
-    if (row.residency != Residency::kFiles) add(row.memory(), row.bytes());
+    if (!row.in_blocks) add(row.memory(), row.bytes());
   }
   for (const BlockSet set : kBlockSets) {
     const SplitBlocks blocks = split_blocks(rows, plan.residency, set);
-    add(MemoryState::kOptimizer, memory_store_memory(blocks.in_memory));
+    add(memory_of_blocks(set), memory_store_memory(blocks.in_memory));
     if (blocks.in_files.empty()) continue;
     const int slots = block_slots(model, plan.residency, rows, set);
     add(MemoryState::kStaging, file_store_memory(blocks.in_files, {.slots = slots}));
     if (const int places = plan.residency.cache_blocks; places > 0 && set == BlockSet::kUpdates)
       add(MemoryState::kStaging, cached_store_memory(blocks.in_files, {.places = places}));
   }
+  add(MemoryState::kStaging, bus_memory(model, plan, rank));
   add(MemoryState::kBucket, bucket_slots(model, plan, micro_steps).total_bytes());
   add(MemoryState::kGathered, gathered_slots(model, plan).total_bytes());
   add(MemoryState::kControl, control_bytes(model));

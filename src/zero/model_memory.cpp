@@ -113,26 +113,25 @@ void ModelMemory::place_states(Kernels& kernels, std::span<const StateDeclaratio
   const SharedLayout& own = shared_layouts_[static_cast<std::size_t>(rank_)];
   std::vector<StateRow> rows = state_table(model_, plan_, rank_, states, micro_steps);
   std::size_t bytes = gathered_table_.total_bytes();
-  for (const StateRow& row : rows) bytes += row.shared || row.residency == Residency::kFiles ? 0 : row.bytes();
-  for (const BlockSet set : kBlockSets) {
-    const auto rests = [&rows, set](Residency residency) {
-      return std::ranges::any_of(
-          rows, [&](const StateRow& row) { return row.residency == residency && block_set_of(row.kind) == set; });
-    };
-    const std::string section = set == BlockSet::kUpdates ? "offload_optimizer" : "offload_param";
-    ZR_CHECK(kernels.on_host() || !(rests(Residency::kHost) || rests(Residency::kFiles)), ErrorCode::kConfig,
-             "states that rest outside of the device are updated by the host",
-             {.where = "zero.memory",
-              .which = "/zero_optimization/" + section + "/device",
-              .expected = "none, beside a device that keeps its states",
-              .got = rests(Residency::kFiles) ? "nvme" : "cpu",
-              .hint = "let the host keep the states (ranks of a CPU), or leave out " + section});
-    if (rests(Residency::kFiles)) {
-      (set == BlockSet::kUpdates ? blocked_ : filed_parameters_) =
-          std::make_unique<BlockedStates>(model_, rows, set, plan_.residency, files, rank_, device, kernels);
-    }
+  std::size_t beside = 0;
+  const auto is_beside = [this](const StateRow& row) {
+    return plan_.residency.beside_device && row.residency == Residency::kHost;
+  };
+  for (const StateRow& row : rows) {
+    if (!row.shared && !row.in_blocks) (is_beside(row) ? beside : bytes) += row.bytes();
   }
+  for (const BlockSet set : kBlockSets) {
+    const bool any = std::ranges::any_of(
+        rows, [set](const StateRow& row) { return row.in_blocks && block_set_of(row.kind) == set; });
+    if (!any) continue;
+    (set == BlockSet::kUpdates ? blocked_ : filed_parameters_) =
+        std::make_unique<BlockedStates>(model_, rows, set, plan_.residency, files, rank_, device, kernels);
+  }
+  if (const std::size_t slot = bus_slot_bytes(model_, plan_, rank_); slot > 0)
+    bus_ = std::make_unique<DeviceBus>(device, kernels, slot, bus_device_bytes(model_, plan_, rank_),
+                                       plan_.residency.slots);
   private_ = kernels.make_arena(bytes, "private");
+  host_ = device.make_arena(ArenaKind::kPrivate, beside, "host states");
   parameters_.assign(model_.flats.size(), StateBytes());
   reduced_.assign(model_.flats.size(), nullptr);
   held_.assign(model_.flats.size(), nullptr);
@@ -142,7 +141,7 @@ void ModelMemory::place_states(Kernels& kernels, std::span<const StateDeclaratio
     const std::size_t flat = index(row.flat);
     if (row.kind == StateKind::kMaster) masters_[flat] = static_cast<int>(states_.size());
     if (row.kind == StateKind::kOptimizer && row.which == 0) first_state_[flat] = states_.size();
-    if (row.residency == Residency::kFiles) {
+    if (row.in_blocks) {
       BlockedStates& blocks = block_set_of(row.kind) == BlockSet::kUpdates ? *blocked_ : *filed_parameters_;
       const StateBytes first(blocks, row.flat, blocks.row_of(row.flat, row.kind, row.which), row.range.begin);
       if (row.kind == StateKind::kParameter) parameters_[flat] = first;
@@ -153,7 +152,7 @@ void ModelMemory::place_states(Kernels& kernels, std::span<const StateDeclaratio
     if (row.shared) {
       data = shared.data() + (row.kind == StateKind::kParameter ? own.parameters[flat] : own.reduced[flat]);
     } else {
-      data = private_.reserve(row.bytes(), kSegmentAlignBytes).data();
+      data = (is_beside(row) ? host_ : private_).reserve(row.bytes(), kSegmentAlignBytes).data();
     }
     holds_.push_back(ledger_.hold({row.unit, row.memory()}, row.bytes()));
     if (row.kind == StateKind::kParameter) parameters_[flat] = StateBytes(data);
@@ -232,6 +231,12 @@ Range ModelMemory::together(int flat, std::int64_t element) const {
   for (const auto* blocks : {blocked_.get(), filed_parameters_.get()}) {
     if (blocks != nullptr && blocks->has(flat)) range = intersect(range, blocks->block_of(flat, element));
   }
+  if (updates_cross_bus()) {
+    const std::int64_t block = plan_.residency.block_elements;
+    const std::int64_t begin = update_range(flat).begin;
+    const std::int64_t first = begin + (element - begin) / block * block;
+    range = intersect(range, {first, first + block});
+  }
   return range;
 }
 
@@ -261,6 +266,37 @@ void ModelMemory::prefetch_states(int flat, std::int64_t element) {
   }
 }
 
+void ModelMemory::bring_parameters(int flat, std::int64_t element, std::span<std::byte> to, const Stream& stream) {
+  const DType dtype = model_.flat(flat).dtype;
+  const StateBytes at = parameters_at_rest(flat).after(element - rest_range(flat, rank_).begin, dtype);
+  if (bus_ == nullptr) return at.read(to);
+  const std::size_t piece = bus_->slot_bytes() / size_of(dtype) * size_of(dtype);
+  for (std::size_t done = 0; done < to.size();) {
+    const std::size_t bytes = std::min(piece, to.size() - done);
+    BusSlot slot = bus_->take();
+    at.after(static_cast<std::int64_t>(done / size_of(dtype)), dtype).read(slot.bytes().first(bytes));
+    slot.send(0, to.data() + done, bytes, stream);
+    done += bytes;
+  }
+}
+
+void ModelMemory::keep_parameters(int flat, std::int64_t element, std::span<const std::byte> from,
+                                  const Stream& stream) {
+  const DType dtype = model_.flat(flat).dtype;
+  const StateBytes at = parameters_at_rest(flat).after(element - rest_range(flat, rank_).begin, dtype);
+  if (bus_ == nullptr) return at.write(from);
+  const std::size_t piece = bus_->slot_bytes() / size_of(dtype) * size_of(dtype);
+  bus_->down().order_after(stream.record());
+  for (std::size_t done = 0; done < from.size();) {
+    const std::size_t bytes = std::min(piece, from.size() - done);
+    BusSlot slot = bus_->take();
+    slot.fetch(0, from.data() + done, bytes);
+    slot.wait();
+    at.after(static_cast<std::int64_t>(done / size_of(dtype)), dtype).write(slot.bytes().first(bytes));
+    done += bytes;
+  }
+}
+
 StateBytes ModelMemory::masters(int flat) const {
   const int number = masters_[index(flat)];
   return number < 0 ? StateBytes() : states_[index(number)].at;
@@ -268,8 +304,7 @@ StateBytes ModelMemory::masters(int flat) const {
 
 std::byte* StateView::state(int which, std::int64_t element) const {
   const ModelMemory::Placed& placed = memory_->state_row(flat_, which);
-  if (placed.row.residency == Residency::kFiles)
-    return lease_.at(memory_->blocked_->row_of(flat_, StateKind::kOptimizer, which), element);
+  if (placed.row.in_blocks) return lease_.at(memory_->blocked_->row_of(flat_, StateKind::kOptimizer, which), element);
   return placed.at.in_memory() + array_bytes(entry_of(memory_->model_, placed.row, element), placed.row.dtype);
 }
 
@@ -277,8 +312,7 @@ std::byte* StateView::master_at(Master kind, std::int64_t element) const {
   const int number = memory_->masters_[static_cast<std::size_t>(flat_)];
   if (number < 0 || !memory_->has_master(flat_, kind)) return nullptr;
   const auto& [row, at] = memory_->states_[static_cast<std::size_t>(number)];
-  if (row.residency == Residency::kFiles)
-    return lease_.at(memory_->blocked_->row_of(flat_, StateKind::kMaster, 0), element);
+  if (row.in_blocks) return lease_.at(memory_->blocked_->row_of(flat_, StateKind::kMaster, 0), element);
   return at.in_memory() + array_bytes(element - row.range.begin, row.dtype);
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "zero/blocked_states.h"
+#include "zero/device_bus.h"
 #include "zero/exchange_choice.h"
 #include "zero/state_bytes.h"
 
@@ -67,24 +68,24 @@ class ModelMemory {
  public:
   /// Collective and blocking if ranks read each other's memory: every rank attaches its shared arena. Allocates the
   /// rows of state_table(). Borrows all references but `files`, which must outlive it. Throws kOutOfMemory, kResource,
-  /// kIo, kConfig for states in files beside a device that keeps its states, and the errors of the transport.
+  /// kIo, kConfig for parameters beside a device whose states are on it, and the errors of the transport.
   ModelMemory(const ModelLayout& model, const ShardingPlan& plan, std::span<const StateDeclaration> states,
               int micro_steps, Device& device, Kernels& kernels, CommBackend& backend, const StateFiles& files = {});
   ModelMemory(const ModelMemory&) = delete;
   ModelMemory& operator=(const ModelMemory&) = delete;
   ~ModelMemory();
 
-  /// This rank's parameters at rest: the elements of rest_range(), in the flat's dtype. Null if they are in files.
+  /// This rank's parameters at rest: the elements of rest_range(), in the flat's dtype. Null if they are in blocks.
   [[nodiscard]] std::byte* parameters(int flat) const { return parameters_[index(flat)].in_memory(); }
   /// The same wherever they rest.
   [[nodiscard]] const StateBytes& parameters_at_rest(int flat) const { return parameters_[index(flat)]; }
-  /// The blocks of parameters in files; null if they are in memory.
+  /// The blocks of parameters that rest in blocks; null if they are where they are used.
   [[nodiscard]] BlockedStates* filed_parameters() const { return filed_parameters_.get(); }
   /// Address of element `element` of the flat in the parameters at rest of `rank`. `rank` must be one of local_peers()
   /// and have the element at rest; the plan must share parameters.
   [[nodiscard]] const std::byte* peer_parameters(int flat, int rank, std::int64_t element) const;
   /// The elements whose states come together with those of `element`, which must be inside the update range: a block,
-  /// or the whole update range.
+  /// or the whole update range. Where updates cross a bus: no more than a slot of it has room for.
   [[nodiscard]] Range together(int flat, std::int64_t element) const;
   /// The states of elements that come together. Blocks for a tier. Masters start as the initial values.
   [[nodiscard]] StateView view(int flat, std::int64_t element, Access access);
@@ -92,6 +93,15 @@ class ModelMemory {
   void prefetch_states(int flat, std::int64_t element);
   /// Views that may be prefetched beyond the one in use; 0 if all states are in memory.
   [[nodiscard]] int views_ahead() const;
+  /// Between the host and a device with memory of its own; null if no state rests beside the device.
+  [[nodiscard]] DeviceBus* bus() const { return bus_.get(); }
+  /// The host makes the update, and its sums cross the bus.
+  [[nodiscard]] bool updates_cross_bus() const { return bus_ && plan_.residency.updates_cross_bus(); }
+  /// Brings parameters at rest that are in blocks, from `element` on, to `to`, memory of the kernels. On a device: in
+  /// `stream`. Blocks for files.
+  void bring_parameters(int flat, std::int64_t element, std::span<std::byte> to, const Stream& stream);
+  /// The other way. `stream`: of what made them. Blocks.
+  void keep_parameters(int flat, std::int64_t element, std::span<const std::byte> from, const Stream& stream);
   /// The store of a set of states in blocks; null if there are none.
   [[nodiscard]] const StateStore* state_store(BlockSet set) const {
     const BlockedStates* blocks = (set == BlockSet::kUpdates ? blocked_ : filed_parameters_).get();
@@ -164,12 +174,16 @@ class ModelMemory {
   [[nodiscard]] Range update_range(int flat) const;
   /// Elements of the flat's parameters that a rank has at rest.
   [[nodiscard]] Range rest_range(int flat, int rank) const;
+  /// The dtype in which the flat's sums come to the update.
+  [[nodiscard]] DType update_dtype(int flat) const {
+    return dtype_of_sums(plan_, model_.flat(flat).dtype, model_.flat(flat).accumulation());
+  }
   [[nodiscard]] const Degrees& degrees() const { return degrees_; }
   [[nodiscard]] int rank() const { return rank_; }
   /// Resident bytes of this rank's arenas. Slow: reads smaps.
   [[nodiscard]] std::uint64_t resident_bytes() const {
     return signal_words_.resident_bytes() + shared_.resident_bytes() + private_.resident_bytes() +
-           wide_.resident_bytes() + averages_resident_bytes();
+           host_.resident_bytes() + wide_.resident_bytes() + averages_resident_bytes();
   }
 
  private:
@@ -209,6 +223,7 @@ class ModelMemory {
   Arena signal_words_;                        // of the host, wherever the states are
   Arena shared_;
   Arena private_;
+  Arena host_;  // states without blocks that rest beside a device
   std::vector<Arena> averages_;
   Arena wide_;  // address space, until a gradient comes that is wider than its bucket
   PeerWindow signal_window_;
@@ -216,8 +231,9 @@ class ModelMemory {
   PeerWindow wide_window_;
   std::vector<Signals> signals_;  // one for each of local_peers()
   std::vector<Placed> states_;
-  std::unique_ptr<BlockedStates> blocked_;           // null: masters and optimizer's states are in memory
-  std::unique_ptr<BlockedStates> filed_parameters_;  // null: parameters are in memory
+  std::unique_ptr<BlockedStates> blocked_;           // null: masters and optimizer's states are where they are used
+  std::unique_ptr<BlockedStates> filed_parameters_;  // null: parameters are where they are used
+  std::unique_ptr<DeviceBus> bus_;
   // Into states_, one a flat, null where there is none.
   std::vector<StateBytes> parameters_;
   std::vector<std::byte*> reduced_;

@@ -153,7 +153,7 @@ void ParameterStore::bring(int flat, std::byte* out, SubGroupPath& group, CallPu
   const Range own = layout.part(memory_.rank(), group.from());
   const std::byte* const part = own_part(flat, out, group);
   if (!group.moves()) {
-    if (part == out) return;  // the whole part has come from files
+    if (part == out) return;  // the whole part has come from blocks
     gather_stream_.enqueue([this, out, part, bytes = array_bytes(own.size(), layout.dtype)] {
       kernels_.copy(out, part, bytes, gather_stream_);
     });
@@ -177,7 +177,7 @@ const std::byte* ParameterStore::own_part(int flat, std::byte* out, const SubGro
       memory_.parameters_at_rest(flat).after(own.begin - memory_.rest_range(flat, memory_.rank()).begin, layout.dtype);
   if (memory_.filed_parameters() == nullptr) return at.in_memory();
   std::byte* const place = out + array_bytes(own.begin - layout.part(memory_.rank(), group.to()).begin, layout.dtype);
-  at.read({place, array_bytes(own.size(), layout.dtype)});
+  memory_.bring_parameters(flat, own.begin, {place, array_bytes(own.size(), layout.dtype)}, gather_stream_);
   return place;
 }
 
@@ -278,7 +278,7 @@ void ParameterStore::take_updates(int flat) {
   std::byte* const whole = memory_.gathered(flat) + array_bytes(rest.begin, layout.dtype);
   bring(flat, whole, *at_rest_, CallPurpose::kPublishParameters);
   gather_stream_.synchronize();
-  memory_.parameters_at_rest(flat).write({whole, array_bytes(rest.size(), layout.dtype)});
+  memory_.keep_parameters(flat, rest.begin, {whole, array_bytes(rest.size(), layout.dtype)}, gather_stream_);
 }
 
 void ParameterStore::read(int flat, std::byte* out) {

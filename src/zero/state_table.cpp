@@ -25,6 +25,12 @@ bool is_of_elements(StateShape shape) {
   return shape == StateShape::kElement || shape == StateShape::kRank;
 }
 
+/// Of a state of the optimizer. Whoever updates it has all of it: the host, or, in one memory with it, the device.
+Residency residency_of(const ResidencyPlan& plan, StateShape shape) {
+  if (shape == StateShape::kElement) return plan.optimizer;
+  return plan.updates_cross_bus() ? Residency::kHost : Residency::kDevice;
+}
+
 std::int64_t entries_of(const ModelLayout& model, const FlatLayout& flat, const Range& range, StateShape shape) {
   if (is_of_elements(shape)) return range.size();
   std::int64_t entries = 0;
@@ -74,6 +80,7 @@ std::vector<StateRow> state_table(const ModelLayout& model, const ShardingPlan& 
       row.flat = static_cast<int>(index);
       row.unit = flat.unit;
       row.entries = entries_of(model, flat, row.range, row.shape);
+      row.in_blocks = row.shape == StateShape::kElement && plan.residency.in_blocks(row.residency);
       rows.push_back(std::move(row));
     };
     add({.kind = StateKind::kParameter,
@@ -104,7 +111,7 @@ std::vector<StateRow> state_table(const ModelLayout& model, const ShardingPlan& 
            .shape = state.shape,
            .dtype = state.dtype.value_or(flat.accumulation()),
            .initial = state.initial,
-           .residency = state.shape == StateShape::kElement ? plan.residency.optimizer : Residency::kDevice});
+           .residency = residency_of(plan.residency, state.shape)});
     }
     if (plan.holds_gradients) {
       add({.kind = StateKind::kHeld,
@@ -135,8 +142,10 @@ std::vector<StateBlock> state_blocks(std::span<const StateRow> rows, const Resid
     const auto next = std::find_if(row, rows.end(), [&](const StateRow& other) { return other.flat != row->flat; });
     std::vector<std::size_t> sizes;  // of an entry, one for each row in blocks
     Range range{};
+    bool filed = false;
     for (; row != next; ++row) {
-      if (row->residency != Residency::kFiles || block_set_of(row->kind) != set) continue;
+      if (!row->in_blocks || block_set_of(row->kind) != set) continue;
+      filed = row->residency == Residency::kFiles;
       sizes.push_back(size_of(row->dtype));
       range = row->range;  // the same for all of them: what this rank updates, or has at rest
     }
@@ -147,9 +156,10 @@ std::vector<StateBlock> state_blocks(std::span<const StateRow> rows, const Resid
       const auto n = static_cast<std::size_t>(block.range.size());
       for (const std::size_t size : sizes) block.bytes += align_up(n * size, kSegmentAlignBytes);
       seen += block.range.size();
-      block.in_files = blocks.size() < chosen.size()
-                           ? chosen[blocks.size()]
-                           : static_cast<double>(in_files + block.range.size()) <= ratio * static_cast<double>(seen);
+      const bool is_next = blocks.size() < chosen.size() ? chosen[blocks.size()]
+                                                         : static_cast<double>(in_files + block.range.size()) <=
+                                                               ratio * static_cast<double>(seen);
+      block.in_files = filed && is_next;
       if (block.in_files) in_files += block.range.size();
       blocks.push_back(block);
     }
@@ -219,6 +229,43 @@ void require_parameter_slots(const ModelLayout& model, const ShardingPlan& plan)
               .hint = "raise it, or leave it out: then the four largest units fit; or lower "
                       "zeroth.offload.block_elements, or use more ranks"});
   }
+}
+
+std::size_t bus_slot_bytes(const ModelLayout& model, const ShardingPlan& plan, int rank) {
+  const ResidencyPlan& residency = plan.residency;
+  const Degrees degrees = plan.degrees(model.world);
+  const bool updates = residency.updates_cross_bus();
+  const bool gathers = residency.beside_device && residency.in_blocks(residency.parameter);
+  std::size_t most = 0;
+  const auto bytes_of = [&residency](const Range& range, DType dtype) {
+    return align_up(array_bytes(std::min(range.size(), residency.block_elements), dtype), kSegmentAlignBytes);
+  };
+  for (const FlatLayout& flat : model.flats) {
+    if (gathers) most = std::max(most, bytes_of(flat.part(rank, degrees.parameter), flat.dtype));
+    if (!updates || !flat.trainable) continue;
+    const Range updated = flat.part(rank, degrees.optimizer);
+    most = std::max(
+        most, bytes_of(updated, dtype_of_sums(plan, flat.dtype, flat.accumulation())) + bytes_of(updated, flat.dtype));
+  }
+  return most;
+}
+
+std::size_t bus_device_bytes(const ModelLayout& model, const ShardingPlan& plan, int rank) {
+  if (!plan.residency.updates_cross_bus()) return 0;
+  const Degrees degrees = plan.degrees(model.world);
+  std::size_t most = 0;
+  for (const FlatLayout& flat : model.flats) {
+    const DType dtype = dtype_of_sums(plan, flat.dtype, flat.accumulation());
+    if (!flat.trainable || dtype == flat.accumulation()) continue;
+    const std::int64_t elements = std::min(flat.part(rank, degrees.optimizer).size(), plan.residency.block_elements);
+    most = std::max(most, align_up(array_bytes(elements, dtype), kSegmentAlignBytes));
+  }
+  return most;
+}
+
+std::size_t bus_memory(const ModelLayout& model, const ShardingPlan& plan, int rank) {
+  return static_cast<std::size_t>(plan.residency.slots) *
+         (bus_slot_bytes(model, plan, rank) + bus_device_bytes(model, plan, rank));
 }
 
 std::int64_t entry_of(const ModelLayout& model, const StateRow& row, std::int64_t element) {

@@ -40,20 +40,20 @@ TierTable plan_tiers(const ModelLayout& model, const ShardingPlan& plan, int ran
   const auto row_of = [&table](MemoryState state) -> TierBytes& { return table.rows[static_cast<std::size_t>(state)]; };
   const std::vector<StateRow> rows = state_table(model, plan, rank, states, micro_steps);
   for (const StateRow& row : rows) {
-    if (row.residency == Residency::kHost) row_of(row.memory()).host += row.bytes();
+    if (row.residency == Residency::kHost && !row.in_blocks) row_of(row.memory()).host += row.bytes();
   }
   for (const BlockSet set : kBlockSets) {
     std::vector<std::size_t> in_memory;
     std::vector<std::size_t> in_files;
     for (const StateBlock& block : state_blocks(rows, plan.residency, set))
       (block.in_files ? in_files : in_memory).push_back(block.bytes);
-    row_of(MemoryState::kOptimizer).host += memory_store_memory(in_memory);
+    row_of(memory_of_blocks(set)).host += memory_store_memory(in_memory);
     if (in_files.empty()) continue;
-    row_of(set == BlockSet::kParameters ? MemoryState::kParameter : MemoryState::kOptimizer).files +=
-        file_store_bytes(in_files, {.stripe_bytes = stripe_bytes});
+    row_of(memory_of_blocks(set)).files += file_store_bytes(in_files, {.stripe_bytes = stripe_bytes});
   }
   const MemorySnapshot memory = plan_memory(model, plan, rank, states, micro_steps);
-  row_of(MemoryState::kStaging).host = memory[MemoryState::kStaging];
+  row_of(MemoryState::kStaging).host = memory[MemoryState::kStaging] - static_cast<std::size_t>(plan.residency.slots) *
+                                                                           bus_device_bytes(model, plan, rank);
   for (std::size_t state = 0; state < kNumMemoryStates; ++state)
     table.rows[state].device = memory.bytes[state] - table.rows[state].host;
   return table;

@@ -3,12 +3,15 @@
 #include "comm/decorators/staging_backend.h"
 #include "comm/nccl/nccl_backend.h"
 #include "device/cuda/cuda_device.h"
+#include "support/covering_array.h"
 #include "support/grid_kernels.h"
 #include "toy_engine.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <thread>
@@ -61,6 +64,18 @@ class OnFakeGpu {
   ToyOutcome train(const ToyTraining& training) { return train_toy(prepared(training)); }
 
   /// Nothing that no program may do, and nothing left.
+  /// Streams run no further than somebody waits for.
+  void run_late() { gpu_.late = true; }
+  void forget_copies() { gpu_.clear_log(); }
+  /// The streams of copies on the first device, in the order of their submission.
+  std::vector<int> copies() {
+    std::vector<int> streams;
+    for (const std::string& line : gpu_.log(0, {"copy"}))
+      streams.push_back(std::stoi(line.substr(line.rfind('s') + 1)));
+    return streams;
+  }
+  void limit_memory(std::size_t bytes) { gpu_.device_bytes = bytes; }
+  void refuse_to_pin_above(std::size_t bytes) { gpu_.most_pinned = bytes; }
   void expect_clean() {
     for (const Deadline deadline(Milliseconds{20'000}); gpu_.living_comms() > 0 && !deadline.passed();)
       std::this_thread::sleep_for(Milliseconds{1});
@@ -199,6 +214,155 @@ TEST(ToyOnDevice, ANonFiniteGradientIsFoundByItsKernelAndNamed) {
     EXPECT_EQ(difference(expected, outcome), "");
     fake.expect_clean();
   }
+}
+
+/// What the host updates: where the states of the optimizer and the parameters rest.
+enum Beside : int { kHostStates, kFiledStates, kHalfOfThem, kHostBoth, kFiledBoth, kMixed, kNumBeside };
+
+ToyTraining beside(ToyTraining training, int where) {
+  ResidencyPlan& residency = training.plan.residency;
+  const bool states_in_files = where != kHostStates && where != kHostBoth;
+  residency.optimizer = states_in_files ? Residency::kFiles : Residency::kHost;
+  residency.optimizer_ratio = where == kHalfOfThem ? 0.5 : 1.0;
+  if (where == kHostBoth || where == kMixed) residency.parameter = Residency::kHost;
+  if (where == kFiledBoth) residency.parameter = Residency::kFiles;
+  residency.block_elements = 1024;
+  residency.slots = 3;
+  training.tamper = [before = training.tamper](int rank, ToyStructure& structure, EngineSettings& settings) {
+    if (before) before(rank, structure, settings);
+    settings.storage = {.folders = {std::filesystem::temp_directory_path().string()}, .stripe_bytes = 4096};
+  };
+  return training;
+}
+
+ToyTraining with_update(ToyTraining training, const UpdateSettings& update) {
+  training.tamper = [before = training.tamper, update](int rank, ToyStructure& structure, EngineSettings& settings) {
+    if (before) before(rank, structure, settings);
+    settings.update = update;
+  };
+  return training;
+}
+
+constexpr DType kDtypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kFloat64};
+constexpr const char* kRules[] = {"AdamW", "SGD", "Adam"};
+
+/// stage, ranks, dtype, what rests beside the device, optimizer, micro-steps, when the update runs, rounded sums
+ToyTraining training_of(const FactorRow& row) {
+  ToyTraining training = tiny(row[0], row[1] + 1);
+  training.model = {.width = 50, .blocks = 3, .dtype = kDtypes[row[2]]};
+  training.model.round_gradients = size_of(training.model.dtype) == 2;
+  training.model.frozen_blocks = {1};
+  training.optimizer = kRules[row[4]];
+  training.micro_steps = row[5] == 0 ? 1 : 3;
+  training.clipping = row[6] == 1 ? 0.0 : 0.5;
+  const bool scales = training.model.dtype == DType::kFloat16;
+  training.tamper = [scales](int, ToyStructure&, EngineSettings& settings) {
+    if (scales) settings.loss_scaling = {.enabled = true, .static_scale = 16.0};
+  };
+  UpdateSettings update{.inside_backward = row[6] == 1, .rounds_sums = row[7] == 1};
+  if (row[6] == 2) update.delayed_after = 1;
+  return with_update(std::move(training), update);
+}
+
+TEST(ToyOnDevice, TheHostUpdatesWhatRestsInItsMemoryWithTheSameBits) {
+  for (const FactorRow& row : covering_array({4, 3, 4, kNumBeside, 3, 2, 3, 2}, 2, {})) {
+    std::string text = "factors";
+    for (const int level : row) text += " " + std::to_string(level);
+    const ToyTraining plain = training_of(row);
+    // Two ranks: in whatever order NCCL adds, there is one sum.
+    OnFakeGpu fake(plain.world, /*over_nccl=*/plain.world == 2 && plain.model.dtype != DType::kFloat16);
+    fake.run_late();
+    const ToyOutcome outcome = fake.train(beside(plain, row[3]));
+    EXPECT_EQ(difference(train_toy(plain), outcome), "") << text;
+    for (const MemoryReport& memory : outcome.memory) {
+      EXPECT_EQ(memory.planned, memory.measured_peak) << text << "\n" << to_text(memory);
+      EXPECT_EQ(memory.planned_files, memory.measured_files) << text;
+      EXPECT_EQ(memory.planned_files > 0, row[3] != kHostStates && row[3] != kHostBoth) << text;
+    }
+    fake.expect_clean();
+  }
+}
+
+TEST(ToyOnDevice, GradientsAndParametersCrossTheBusAsTheFormulaSays) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    for (const bool rounds : {false, true}) {
+      ToyTraining training = tiny(2, 2);
+      training.model.dtype = dtype;
+      training.model.round_gradients = size_of(dtype) == 2;
+      training.steps = 2;
+      std::vector<std::uint64_t> down(2);
+      std::vector<std::uint64_t> up(2);
+      std::vector<std::uint64_t> elements(2);
+      training.after_step = [&](Engine& engine, ToyModel&, const StepResult&) {
+        const auto rank = static_cast<std::size_t>(engine.rank());
+        const MemoryReport report = engine.memory_report();
+        down[rank] = report.bus_down - down[rank];
+        up[rank] = report.bus_up - up[rank];
+        elements[rank] = 0;
+        for (const FlatLayout& flat : engine.layout().flats)
+          elements[rank] += static_cast<std::uint64_t>(flat.shard(engine.rank()).size());
+      };
+      OnFakeGpu fake(2, /*over_nccl=*/false);
+      (void)fake.train(with_update(beside(training, kHostStates), {.rounds_sums = rounds}));
+      for (std::size_t rank = 0; rank < 2; ++rank) {
+        const std::uint64_t p = size_of(dtype);
+        const std::uint64_t sums = rounds && dtype == DType::kBFloat16 ? 2 : 4;
+        const std::uint64_t param = dtype == DType::kFloat16 ? 0 : p;  // a float16 parameter follows from its master
+        EXPECT_EQ(down[rank], elements[rank] * (sums + param)) << name_of(dtype) << rounds;
+        EXPECT_EQ(up[rank], elements[rank] * p) << name_of(dtype) << rounds;
+      }
+    }
+  }
+}
+
+TEST(ToyOnDevice, PiecesCrossTheBusAheadOfTheUpdateAndBehindIt) {
+  ToyTraining training = tiny(0, 1);
+  training.model = {.width = 100, .blocks = 2};  // flats of ten blocks
+  training.steps = 2;
+  training.reports_memory = false;
+  OnFakeGpu fake(1, /*over_nccl=*/false);
+  training.after_step = [&fake](Engine&, ToyModel&, const StepResult& result) {
+    if (result.step == 1) fake.forget_copies();
+  };
+  (void)fake.train(beside(training, kHostStates));
+  const std::vector<int> streams = fake.copies();
+  ASSERT_GT(streams.size(), 20U);
+  // Three slots, each with sums and parameters; only then the first ones go back, and the next come.
+  const int down = streams.front();
+  const int up = *std::ranges::find_if(streams, [down](int stream) { return stream != down; });
+  const std::vector<int> pipeline{down, down, down, down, down, down, up, down, down, up, down, down, up};
+  EXPECT_FALSE(std::ranges::search(streams, pipeline).empty()) << testing::PrintToString(streams);
+}
+
+TEST(ToyOnDevice, TrainsWithStatesBesideADeviceThatTheyDoNotFitIn) {
+  ToyTraining training = tiny(1, 1);
+  training.model = {.width = 100, .blocks = 4};
+  const ToyOutcome expected = train_toy(training);
+  const MemorySnapshot& whole = expected.memory[0].planned;
+  OnFakeGpu fake(1, /*over_nccl=*/false);
+  fake.limit_memory(whole.total() - whole[MemoryState::kOptimizer] / 2);
+  EXPECT_THAT(message_of(fake.prepared(training)), HasSubstr("[OUT_OF_MEMORY]"));
+  const ToyOutcome outcome = fake.train(beside(training, kHostStates));
+  EXPECT_EQ(difference(expected, outcome), "");
+  EXPECT_EQ(outcome.memory[0].planned[MemoryState::kOptimizer], whole[MemoryState::kOptimizer]);
+  fake.expect_clean();
+}
+
+TEST(ToyOnDevice, CopiesWaitWhereNoMemoryCanBePinned) {
+  ToyTraining training = tiny(3, 2);
+  OnFakeGpu fake(2, /*over_nccl=*/false);
+  fake.refuse_to_pin_above(16'000);
+  EXPECT_EQ(difference(train_toy(training), fake.train(beside(training, kHostStates))), "");
+  fake.expect_clean();
+}
+
+TEST(ToyOnDevice, ParametersBesideADeviceThatUpdatesThemAreRefused) {
+  ToyTraining training = tiny(3, 2);
+  training.plan.residency.parameter = Residency::kHost;
+  OnFakeGpu fake(2, /*over_nccl=*/false);
+  EXPECT_THAT(message_of(fake.prepared(training)),
+              AllOf(HasSubstr("parameters rest beside a device that updates them"),
+                    HasSubstr("/zero_optimization/offload_optimizer/device"), HasSubstr("offload the optimizer too")));
 }
 
 class OnlyOnHost final : public Optimizer {

@@ -502,5 +502,60 @@ TEST(InsideBackward, WhatCannotBeIsRefusedByName) {
               AllOf(HasSubstr("[CONFIG]"), HasSubstr("delayed_after = 3")));
 }
 
+/// SGD that notes the sums of the first update, rank 0's.
+class NotesSums final : public Optimizer {
+ public:
+  explicit NotesSums(std::vector<float>* sums) : sums_(sums) {}
+  std::string_view name() const override { return "NotesSums"; }
+  std::vector<StateDeclaration> states() const override { return {}; }
+  void step(const StepBlock& block, Kernels&, const Stream&) const override {
+    for (std::int64_t i = 0; i < block.n; ++i) {
+      const float sum = reinterpret_cast<const float*>(block.grad)[i];
+      if (block.step == 1 && sums_ != nullptr) sums_->push_back(sum);
+      block.set_value(i, block.value<float>(i) - 0.01F * sum);
+    }
+  }
+
+ private:
+  std::vector<float>* sums_;
+};
+
+TEST(RoundedSums, AreTheSumsInBfloat16AtEveryStage) {
+  const auto train = [](int stage, DType dtype, bool rounds, std::vector<float>& sums) {
+    ToyTraining training = small(stage, 2);
+    training.model = {.width = 150, .blocks = 2, .dtype = dtype};  // more than is rounded at a time
+    training.model.round_gradients = dtype == DType::kBFloat16;
+    training.micro_steps = 3;
+    training.steps = 3;
+    training.reports_memory = false;
+    training.tamper = [rounds, &sums](int rank, ToyStructure&, EngineSettings& settings) {
+      settings.update.rounds_sums = rounds;
+      settings.own_optimizer = [rank, &sums] { return std::make_unique<NotesSums>(rank == 0 ? &sums : nullptr); };
+    };
+    return train_toy(training);
+  };
+  std::vector<float> exact;
+  std::vector<float> rounded;
+  (void)train(0, DType::kBFloat16, false, exact);
+  const ToyOutcome expected = train(0, DType::kBFloat16, true, rounded);
+  ASSERT_EQ(exact.size(), rounded.size());
+  ASSERT_GT(exact.size(), 45'000U);
+  std::size_t changed = 0;
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    ASSERT_EQ(static_cast<float>(BFloat16(exact[i])), rounded[i]) << i;
+    changed += exact[i] != rounded[i] ? 1 : 0;
+  }
+  EXPECT_GT(changed, exact.size() / 2);
+  for (const int stage : {1, 2, 3}) {
+    std::vector<float> sums;
+    EXPECT_EQ(difference(expected, train(stage, DType::kBFloat16, true, sums)), "") << stage;
+  }
+  std::vector<float> plain;
+  std::vector<float> float32;
+  (void)train(2, DType::kFloat32, false, plain);
+  (void)train(2, DType::kFloat32, true, float32);
+  EXPECT_EQ(plain, float32) << "nothing to round";
+}
+
 }  // namespace
 }  // namespace zeroth::test

@@ -234,12 +234,20 @@ void FakeGpu::enqueue(void* stream, std::function<void()> task) {
   static_cast<Stream*>(stream)->items.push_back({.task = std::move(task)});
 }
 
-std::byte* FakeGpu::allocate(int device, std::size_t bytes) {
+std::byte* FakeGpu::allocate(int device, std::size_t bytes, bool pinned) {
   const std::lock_guard lock(mutex_);
   auto owned = std::make_unique<std::byte[]>(bytes);
   std::byte* const address = owned.get();
-  memory_[reinterpret_cast<std::uintptr_t>(address)] = {.bytes = bytes, .device = device, .owned = std::move(owned)};
+  memory_[reinterpret_cast<std::uintptr_t>(address)] = {
+      .bytes = bytes, .device = device, .owned = std::move(owned), .pinned = pinned};
   return address;
+}
+
+std::size_t FakeGpu::allocated(int device) {
+  const std::lock_guard lock(mutex_);
+  std::size_t bytes = 0;
+  for (const auto& [address, memory] : memory_) bytes += memory.device == device && !memory.pinned ? memory.bytes : 0;
+  return bytes;
 }
 
 void FakeGpu::pretend(int device, std::uintptr_t address, std::size_t bytes) {
@@ -289,6 +297,18 @@ void FakeGpu::advance() {
   for (bool moved = true; moved;) {
     moved = false;
     for (Stream* const stream : streams_) moved = advance(*stream) || moved;
+  }
+}
+
+void FakeGpu::advance_to(const Event& event, std::uint64_t number) {
+  const auto is_point = [&](const Item& item) { return item.record == &event && item.number == number; };
+  for (Stream* const stream : streams_) {
+    if (std::ranges::none_of(stream->items, is_point)) continue;
+    while (!event.happened.contains(number)) {
+      const Item& head = stream->items.front();
+      if (head.wait != nullptr && head.number > 0) advance_to(*head.wait, head.number);
+      if (!advance(*stream)) return;
+    }
   }
 }
 
@@ -458,8 +478,8 @@ struct Calls {
     const Guard lock(gpu().mutex_);
     if (gpu().event_status != detail::kCudaSuccess) return gpu().event_status;
     if (gpu().broken_device == event_of(event)->device) return FakeGpu::kBroken;
-    gpu().advance();
     const FakeGpu::Event& asked = *event_of(event);
+    gpu().late ? gpu().advance_to(asked, asked.recorded) : gpu().advance();
     return asked.recorded == 0 || asked.happened.contains(asked.recorded) ? detail::kCudaSuccess
                                                                           : detail::kCudaNotReady;
   }
@@ -473,7 +493,9 @@ struct Calls {
     return detail::kCudaSuccess;
   }
   static CudaStatus allocate(void** memory, std::size_t bytes) {
+    const std::size_t most = gpu().device_bytes;
     if (bytes > (std::size_t{1} << 32U)) return detail::kCudaOutOfMemory;
+    if (most > 0 && gpu().allocated(FakeGpu::current) + bytes > most) return detail::kCudaOutOfMemory;
     return *memory = gpu().allocate(FakeGpu::current, bytes), detail::kCudaSuccess;
   }
   static CudaStatus release(void* memory) {
@@ -481,7 +503,11 @@ struct Calls {
     if (gpu().memory_.erase(reinterpret_cast<std::uintptr_t>(memory)) == 0) gpu().violate("memory that is gone");
     return detail::kCudaSuccess;
   }
-  static CudaStatus allocate_pinned(void** memory, std::size_t bytes, unsigned) { return allocate(memory, bytes); }
+  static CudaStatus allocate_pinned(void** memory, std::size_t bytes, unsigned) {
+    const std::size_t most = gpu().most_pinned;
+    if (bytes > (std::size_t{1} << 32U) || (most > 0 && bytes > most)) return detail::kCudaOutOfMemory;
+    return *memory = gpu().allocate(FakeGpu::current, bytes, /*pinned=*/true), detail::kCudaSuccess;
+  }
   static CudaStatus pointer(detail::CudaPointer* about, const void* address) {
     const Guard lock(gpu().mutex_);
     const auto wanted = reinterpret_cast<std::uintptr_t>(address);

@@ -47,10 +47,13 @@ class FakeGpu {
   bool moves_data = true;     ///< collectives copy; false: buffers are addresses that nobody reads
   bool abort_blocks = false;  ///< ncclCommAbort does not come back until release_aborts()
   bool host_memory_is_managed =
-      false;                     ///< what the fake does not know is managed memory: of the host and of every device
-  bool registers = true;         ///< false: NCCL has no use for a buffer, and gives no handle
-  bool finalize_blocks = false;  ///< ncclCommFinalize stays in progress
-  int polls_in_progress = 3;     ///< looks until NCCL has taken what it was given
+      false;          ///< what the fake does not know is managed memory: of the host and of every device
+  bool late = false;  ///< streams run no further than an event that is asked for needs; else as far as they can
+  std::size_t device_bytes = 0;                            ///< memory that each device has; 0: no limit
+  std::size_t most_pinned = 0;                             ///< larger pinned allocations are refused; 0: no limit
+  bool registers = true;                                   ///< false: NCCL has no use for a buffer, and gives no handle
+  bool finalize_blocks = false;                            ///< ncclCommFinalize stays in progress
+  int polls_in_progress = 3;                               ///< looks until NCCL has taken what it was given
   detail::CudaStatus event_status = detail::kCudaSuccess;  ///< what every look at an event says, if not success
   std::atomic<int> broken_device{-1};  ///< every look at one of its events says kBroken; may be set at any time
   std::string refuse{};                ///< the call of NCCL with this name returns kSystemError
@@ -64,7 +67,9 @@ class FakeGpu {
   void enqueue(void* stream, std::function<void()> task);
 
   /// Memory of a device, zeroed.
-  [[nodiscard]] std::byte* allocate(int device, std::size_t bytes);
+  [[nodiscard]] std::byte* allocate(int device, std::size_t bytes, bool pinned = false);
+  /// Of a device: what is allocated now.
+  [[nodiscard]] std::size_t allocated(int device);
   /// As if it were memory of a device; nobody touches it.
   void pretend(int device, std::uintptr_t address, std::size_t bytes);
 
@@ -92,12 +97,15 @@ class FakeGpu {
     std::size_t bytes = 0;
     int device = 0;
     std::unique_ptr<std::byte[]> owned{};
+    bool pinned = false;
   };
 
   void say(const std::string& line);
   void violate(const std::string& line) { violations_.push_back(line); }
   void advance();
   bool advance(Stream& stream);
+  /// Runs what has to run before this record of the event.
+  void advance_to(const Event& event, std::uint64_t number);
   void offer(Operation& operation);
   void match(Clique& clique);
   void give(Comm& comm);

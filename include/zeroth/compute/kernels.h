@@ -81,6 +81,13 @@ class Kernels {
 
   /// Either side may be memory of the host; copies to and from it block until they are done.
   virtual void copy(void* to, const void* from, std::size_t bytes, const Stream& stream) = 0;
+  /// Between memory of the device and Device::make_copy_memory(): done when `stream` has come to it. The host does not
+  /// wait.
+  virtual void copy_over_bus(void* to, const void* from, std::size_t bytes, const Stream& stream) = 0;
+  /// n elements in another dtype: from fp32 to 16 bits, rounded to nearest even, and back. On the calling thread: for
+  /// for_ranges().
+  virtual void convert(void* to, DType to_dtype, const void* from, DType from_dtype, std::int64_t n,
+                       const Stream& stream) = 0;
   virtual void zero(void* to, std::size_t bytes, const Stream& stream) = 0;
   /// Sets n entries to `value`, rounded to `dtype`. Blocks.
   virtual void fill(void* to, std::int64_t n, DType dtype, double value) = 0;

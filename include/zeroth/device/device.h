@@ -14,6 +14,12 @@ namespace zeroth {
 /// kDevice: on streams of the device itself (CUDA).
 enum class ExecutionMode : std::uint8_t { kInline, kChaos, kDevice };
 
+/// Memory of the host, for copies to and from a device.
+struct CopyMemory {
+  Arena arena{};
+  std::string refusal{};  ///< why it is not pinned, as the driver says it: copies wait then; empty: it is
+};
+
 /// One rank's device. Ranks that are threads have one each. Its streams end with it: tasks that have not run by then
 /// never run, and waits for them throw kAborted.
 class Device {
@@ -27,6 +33,11 @@ class Device {
   /// Of the GPUs that this process sees; -1 for the CPU.
   [[nodiscard]] virtual int ordinal() const { return -1; }
   [[nodiscard]] virtual Arena make_arena(ArenaKind kind, std::size_t bytes, std::string_view name) = 0;
+  /// Memory of the host that copies of a stream use without a wait of the host: pinned, where there is a bus to cross
+  /// and the driver can.
+  [[nodiscard]] virtual CopyMemory make_copy_memory(std::size_t bytes, std::string_view name) {
+    return {.arena = make_arena(ArenaKind::kPrivate, bytes, name)};
+  }
   /// Makes a stream; `name` appears in traces: "gather", "reduce", ...
   [[nodiscard]] virtual Stream make_stream(std::string name) = 0;
   /// True if work on a stream can overlap the caller's computation. If false, prefetching only costs memory.

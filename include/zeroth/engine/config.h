@@ -145,6 +145,7 @@ struct UpdateConfig {
   bool inside_backward = false;
   std::string clip_by = "exact_norm";           ///< or "previous_norm"
   std::optional<std::int64_t> delayed_after{};  ///< steps before the first whose update is delayed; unset: none is
+  bool round_sums = false;                      ///< of gradients, to bfloat16
 };
 
 /// The rest of section "zeroth".

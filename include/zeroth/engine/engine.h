@@ -166,6 +166,8 @@ struct MemoryReport {
   std::uint64_t checkpoint_copy = 0;   ///< of this rank's part of the last save_async(), kept for the next; in no plan
   std::uint64_t compute_copies =
       0;  ///< parameters' copies in the memory of the device that computes, where that is another one
+  std::uint64_t bus_down = 0;      ///< bytes of states that have come from the device since the engine was made
+  std::uint64_t bus_up = 0;        ///< that have gone to it
   std::string residency_choice{};  ///< which states rest in files and why, if the engine has chosen it
 };
 
@@ -434,6 +436,8 @@ class Engine {
   void open_activations();
   /// For waits that are not for ranks. Throws the verdict of the control plane, and if a rank has stopped or is lost.
   void look_after_others();
+  [[nodiscard]] Kernels& host_kernels() const { return host_kernels_ ? *host_kernels_ : *kernels_; }
+  void say_what_is_not_pinned() const;
   void allocate_groups();
   void sync_groups(OperationId what, std::string_view name);
   void forget_order();
@@ -534,6 +538,7 @@ class Engine {
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<Kernels> kernels_;
+  std::unique_ptr<Kernels> host_kernels_;  ///< beside a device; else null
   MeshPlace place_;
   ModelLayout layout_;
   ModelParts split_;  ///< its parts are in groups_

@@ -22,6 +22,8 @@ struct UpdateSettings {
   /// unit when it needs its parameters no more. Part of the numbers. Unset: never.
   /// Ref: Ren et al., "ZeRO-Offload", ATC 2021, section 5.2.
   std::optional<std::int64_t> delayed_after{};
+  /// See ShardingPlan::rounds_sums.
+  bool rounds_sums = false;
   bool operator==(const UpdateSettings&) const = default;
 };
 

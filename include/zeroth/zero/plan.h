@@ -70,7 +70,7 @@ struct Degrees {
 /// Where a state rests between its uses.
 enum class Residency : std::uint8_t {
   kDevice,  ///< where it is updated
-  kHost,    ///< on ranks of a CPU the same memory
+  kHost,    ///< memory of the host: the same on ranks of a CPU; else in blocks, which the host updates
   kFiles,
 };
 
@@ -88,6 +88,14 @@ struct ResidencyPlan {
   /// Which blocks are in files, by their number on a rank; the ratio says it of blocks beyond. Empty: of all.
   std::vector<bool> optimizer_in_files{};
   int cache_blocks = 0;  ///< blocks of files that stay in memory beside the slots, see make_cached_store()
+  /// The device has memory of its own, so a state that rests elsewhere crosses a bus. The engine says it.
+  bool beside_device = false;
+  /// Whether states of this residency rest in blocks of a store.
+  [[nodiscard]] bool in_blocks(Residency residency) const {
+    return residency == Residency::kFiles || (residency == Residency::kHost && beside_device);
+  }
+  /// Whether the host makes the update, of sums that a device has.
+  [[nodiscard]] bool updates_cross_bus() const { return beside_device && optimizer != Residency::kDevice; }
   bool operator==(const ResidencyPlan&) const = default;
 };
 
@@ -107,6 +115,9 @@ struct ShardingPlan {
   int gradient_degree =
       0;  ///< of the sums of micro-steps, under every placement; 0: all ranks. Part of the numbers, like the policy
 
+  /// Sums of bfloat16 parameters are rounded to bfloat16 before the update, wherever states rest. Part of the numbers,
+  /// like the policy. Beside a device, half as many bytes cross the bus.
+  bool rounds_sums = false;
   ResidencyPlan residency{};
   bool holds_gradients = false;  ///< reduced gradients of a step wait for the next one, in memory of their own
 
@@ -117,7 +128,7 @@ struct ShardingPlan {
   void validate() const;
   /// True if a unit must be gathered to compute: from other ranks, from files, or from both.
   [[nodiscard]] bool gathers_parameters() const {
-    return parameter == Placement::kFlat || residency.parameter == Residency::kFiles;
+    return parameter == Placement::kFlat || residency.in_blocks(residency.parameter);
   }
   /// True if ranks take parameters from each other, by gathers or by publication.
   [[nodiscard]] bool shares_parameters() const {
@@ -126,7 +137,7 @@ struct ShardingPlan {
   /// True if ranks read each other's parameters in memory, where the transport can. Parameters in files come by
   /// collectives.
   [[nodiscard]] bool shows_parameters() const {
-    return shares_parameters() && residency.parameter != Residency::kFiles;
+    return shares_parameters() && !residency.in_blocks(residency.parameter);
   }
   /// True if reduced gradients travel to other ranks for their update.
   [[nodiscard]] bool gathers_gradients(int world) const { return degrees(world).sums < world; }

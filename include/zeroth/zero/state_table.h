@@ -60,7 +60,8 @@ struct StateRow {
   DType dtype = DType::kFloat32;
   double initial = 0.0;  ///< of every entry; parameters come from the model
   Residency residency = Residency::kDevice;
-  bool shared = false;  ///< other ranks read it: it lies in the arena that they attach
+  bool in_blocks = false;  ///< it rests in blocks of a store, see ResidencyPlan::in_blocks()
+  bool shared = false;     ///< other ranks read it: it lies in the arena that they attach
 
   [[nodiscard]] Placement placement() const { return degree == 1 ? Placement::kReplicate : Placement::kFlat; }
   /// Rounded up to kSegmentAlignBytes.
@@ -77,15 +78,26 @@ struct StateRow {
 /// Elements of a row of a parameter (StateShape::kRow): all of its elements, if it has fewer than two dimensions.
 [[nodiscard]] std::int64_t row_length(const ParamSpec& param);
 
+/// The dtype in which sums of gradients of parameters of `dtype`, whose sums are formed in `accumulation`, come to the
+/// update.
+[[nodiscard]] constexpr DType dtype_of_sums(const ShardingPlan& plan, DType dtype, DType accumulation) noexcept {
+  return plan.rounds_sums && dtype == DType::kBFloat16 ? dtype : accumulation;
+}
+
 /// The rows that lie together in blocks of one store.
 enum class BlockSet : std::uint8_t {
   kUpdates,     ///< masters and states of the optimizer: what an update needs of the same elements
   kParameters,  ///< what a gather reads
 };
 inline constexpr BlockSet kBlockSets[] = {BlockSet::kUpdates, BlockSet::kParameters};
-/// The set of a row whose residency is kFiles.
+/// The set of a row in blocks.
 [[nodiscard]] constexpr BlockSet block_set_of(StateKind kind) noexcept {
   return kind == StateKind::kParameter ? BlockSet::kParameters : BlockSet::kUpdates;
+}
+
+/// As which memory those of its blocks are counted that rest in memory.
+[[nodiscard]] constexpr MemoryState memory_of_blocks(BlockSet set) noexcept {
+  return set == BlockSet::kParameters ? MemoryState::kParameter : MemoryState::kOptimizer;
 }
 
 /// States of a range of elements of a flat that rest together and visit memory together.
@@ -96,7 +108,8 @@ struct StateBlock {
   bool in_files = false;  ///< else in memory
 };
 
-/// The blocks of the rows of a set whose residency is kFiles, in the order of flats and elements. Blocks of updates in
+/// The blocks of the rows of a set, in the order of flats and elements. Those of rows with Residency::kHost are in
+/// memory. Blocks of updates in
 /// files are spread among those in memory by ShardingPlan::residency: its optimizer_in_files, or its
 /// optimizer_ratio.
 [[nodiscard]] std::vector<StateBlock> state_blocks(std::span<const StateRow> rows, const ResidencyPlan& residency,
@@ -109,6 +122,14 @@ struct StateBlock {
 /// Throws kConfig, on all ranks the same, if the parameters of a unit have more blocks than that on some rank: they
 /// could not be read ahead of its use.
 void require_parameter_slots(const ModelLayout& model, const ShardingPlan& plan);
+
+/// Bytes of a slot of the bus to a device: the sums of a block of elements, and their parameters; 0 if nothing crosses
+/// it on this rank. Slots: ResidencyPlan::slots.
+[[nodiscard]] std::size_t bus_slot_bytes(const ModelLayout& model, const ShardingPlan& plan, int rank);
+/// Of the memory of the device that belongs to a slot: sums that are rounded before they cross.
+[[nodiscard]] std::size_t bus_device_bytes(const ModelLayout& model, const ShardingPlan& plan, int rank);
+/// Of all slots, on both sides.
+[[nodiscard]] std::size_t bus_memory(const ModelLayout& model, const ShardingPlan& plan, int rank);
 
 /// Position of the entry of a flat's element among the row's entries. `element` must be inside a segment and the
 /// range.

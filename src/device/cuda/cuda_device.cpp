@@ -28,6 +28,18 @@ class CudaDevice final : public Device {
     std::shared_ptr<void> keep(memory, [&cuda = cuda_](void* given) { (void)cuda.release(given); });
     return Arena::over(kind, {static_cast<std::byte*>(memory), bytes}, name, std::move(keep));
   }
+  CopyMemory make_copy_memory(std::size_t bytes, std::string_view name) override {
+    if (bytes == 0) return {};
+    const detail::CudaDeviceScope scope(cuda_, ordinal_, "device.cuda");
+    void* memory = nullptr;
+    if (const detail::CudaStatus status = cuda_.allocate_pinned(&memory, bytes, detail::kCudaHostPortable);
+        status != detail::kCudaSuccess) {
+      (void)cuda_.take_last_error();
+      return {.arena = Arena::create(ArenaKind::kPrivate, bytes, name), .refusal = cuda_.error_string(status)};
+    }
+    std::shared_ptr<void> keep(memory, [&cuda = cuda_](void* given) { (void)cuda.release_pinned(given); });
+    return {.arena = Arena::over(ArenaKind::kPrivate, {static_cast<std::byte*>(memory), bytes}, name, std::move(keep))};
+  }
   Stream make_stream(std::string name) override { return {runtime_, runtime_->add_stream(), std::move(name)}; }
   bool asynchronous() const override { return true; }
   ExecutionMode execution_mode() const override { return ExecutionMode::kDevice; }

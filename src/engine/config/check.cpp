@@ -306,6 +306,10 @@ void check_scheduler(const SchedulerConfig& scheduler, bool warmup_given, const 
 
 /// Whether an update can begin inside backward; the engine refuses the same (require_possible()).
 void check_update(const Config& config, const AddProblem& add) {
+  if (config.update.round_sums && config.fp16.enabled) {
+    add("/zeroth/update/round_sums", "sums in float16 may overflow after they were found finite", "false, or bf16",
+        "true, and fp16.enabled", "train in bf16, or leave out round_sums");
+  }
   if (!config.update.inside_backward) return;
   constexpr const char* kKey = "/zeroth/update/inside_backward";
   if (config.update.delayed_after) {

@@ -590,6 +590,11 @@ constexpr std::array kKeys{
                  "the next one, which computes on the parameters before it. Absent: never. Part of the numbers.",
          .default_text = "never",
          .nullable = true}),
+    bind<&Config::update, &UpdateConfig::round_sums>(
+        {.pointer = "/zeroth/update/round_sums",
+         .text = "Sums of gradients of bfloat16 parameters are rounded to bfloat16 before the update, wherever states "
+                 "rest. On a GPU whose optimizer rests in host memory or files, half as many bytes of gradients cross "
+                 "the bus. Part of the numbers."}),
     bind<&Config::pipeline, &PipelineConfig::schedule>(
         {.pointer = "/zeroth/pipeline/schedule",
          .kind = KeyKind::kChoice,

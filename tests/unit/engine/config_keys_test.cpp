@@ -274,6 +274,7 @@ std::vector<KeyCase> cases() {
         {"1e9", [](auto& c) { return c.offload.max_in_cpu == 1'000'000'000; }}},
        {"-1", "2.5", "true"}},
       {"/zeroth/update/inside_backward", "{}", {{"true", [](auto& c) { return c.update.inside_backward; }}}, kNotFlag},
+      {"/zeroth/update/round_sums", "{}", {{"true", [](auto& c) { return c.update.round_sums; }}}, kNotFlag},
       {"/zeroth/update/clip_by",
        "{}",
        {{"\"previous_norm\"", [](auto& c) { return c.update.clip_by == "previous_norm"; }},
