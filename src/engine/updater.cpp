@@ -3,6 +3,7 @@
 #include <zeroth/base/error.h>
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -255,51 +256,69 @@ void Updater::update_beside_device(std::span<const Piece> next, const StateView&
 }
 
 void Updater::look_ahead(std::span<const Piece> next) {
+  constexpr int kMostLooks = 1024;  // at states in memory, between those in files
   int blocks = memory_.views_ahead() == 0 ? 0 : memory_.views_ahead() + 1;
+  int looks = kMostLooks;
+  const auto fetch = [&](int flat, std::int64_t element) {
+    if (memory_.prefetch_states(flat, element)) --blocks;
+    --looks;
+  };
+  int flat = -1;
+  Range together{};
   for (const Piece& piece : next) {
-    if (blocks-- <= 0) return;
-    memory_.prefetch_states(piece.flat, piece.range.begin);
+    if (blocks <= 0 || looks <= 0) return;
+    if (piece.flat == flat && piece.range.begin < together.end) continue;  // comes with the one before
+    flat = piece.flat;
+    together = memory_.together(flat, piece.range.begin);
+    fetch(flat, piece.range.begin);
   }
-  const int current = next.empty() ? -1 : next.front().flat;
-  for (const int flat : last_order_) {
-    if (blocks <= 0) return;
-    if (flat == current || is_updated(flat)) continue;
-    const Range range = memory_.update_range(flat);
-    for (std::int64_t at = range.begin; at < range.end && blocks > 0; at = memory_.together(flat, at).end, --blocks)
-      memory_.prefetch_states(flat, at);
+  for (const int other : last_order_) {
+    if (other == flat || is_updated(other)) continue;
+    const Range range = memory_.update_range(other);
+    for (std::int64_t at = range.begin; at < range.end; at = memory_.together(other, at).end) {
+      if (blocks <= 0 || looks <= 0) return;
+      fetch(other, at);
+    }
   }
 }
 
-void Updater::update_flat(int flat, const std::vector<bool>& has_grad, const UpdateTerms& terms) {
+void Updater::update_flats(std::span<const int> flats, const std::vector<bool>& has_grad, const UpdateTerms& terms) {
   std::vector<Piece> pieces;
-  for (const Run& run : runs_of(flat, has_grad)) add_pieces(flat, run, pieces);
+  for (const int flat : flats) {
+    for (const Run& run : runs_of(flat, has_grad)) add_pieces(flat, run, pieces);
+  }
   const bool on_bus = memory_.updates_cross_bus();
   crossings_.clear();  // of an update that an error ended
   if (on_bus) memory_.bus()->down().order_after(stream_.record());
   std::optional<StateView> view;  // of the elements that come together: one lease, and one write
   Range together{};
+  int viewed = -1;
   for (std::size_t next = 0; next < pieces.size(); ++next) {
-    const std::int64_t begin = pieces[next].range.begin;
-    if (!view || begin >= together.end) {
-      view.reset();
-      look_ahead(std::span(pieces).subspan(next));
-      view.emplace(memory_.view(flat, begin, Access::kUpdate));
-      together = memory_.together(flat, begin);
-    }
-    GroupHyper hyper = terms.groups[static_cast<std::size_t>(pieces[next].group)];
-    hyper.lr *= terms.lr_factor;
+    const Piece& piece = pieces[next];
     const std::span<const Piece> rest = std::span<const Piece>(pieces).subspan(next);
+    if (piece.flat != viewed || piece.range.begin >= together.end) {
+      view.reset();
+      look_ahead(rest);
+      view.emplace(memory_.view(piece.flat, piece.range.begin, Access::kUpdate));
+      together = memory_.together(piece.flat, piece.range.begin);
+      viewed = piece.flat;
+    }
+    GroupHyper hyper = terms.groups[static_cast<std::size_t>(piece.group)];
+    hyper.lr *= terms.lr_factor;
     if (on_bus) {
       update_beside_device(rest, *view, terms.factor, hyper);
     } else {
-      const Place place{
-          .param = view->parameter(begin), .sums = pieces[next].sums, .dtype = layout_.flat(flat).accumulation()};
-      update_piece(pieces[next], *view, place, terms.factor, hyper);
+      const Place place{.param = view->parameter(piece.range.begin),
+                        .sums = piece.sums,
+                        .dtype = layout_.flat(piece.flat).accumulation()};
+      update_piece(piece, *view, place, terms.factor, hyper);
     }
   }
   if (on_bus) stream_.order_after(up_.record());
-  updated_[static_cast<std::size_t>(flat)] = true;
-  order_.push_back(flat);
+  for (const int flat : flats) {
+    updated_[static_cast<std::size_t>(flat)] = true;
+    order_.push_back(flat);
+  }
 }
 
 void Updater::forget_updated() {
@@ -309,9 +328,9 @@ void Updater::forget_updated() {
 }
 
 void Updater::update(const std::vector<bool>& has_grad, const UpdateTerms& terms) {
-  for (const int flat : last_order_) {
-    if (!is_updated(flat)) update_flat(flat, has_grad, terms);
-  }
+  std::vector<int> flats;
+  std::ranges::copy_if(last_order_, std::back_inserter(flats), [this](int flat) { return !is_updated(flat); });
+  update_flats(flats, has_grad, terms);
   last_order_ = std::exchange(order_, {});
   updated_.assign(updated_.size(), false);
   is_held_ = false;

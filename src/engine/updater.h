@@ -42,7 +42,9 @@ class Updater {
   /// before it knows of this rank's next backward.
   void update(const std::vector<bool>& has_grad, const UpdateTerms& terms);
   /// The same of one flat, ahead of update().
-  void update_flat(int flat, const std::vector<bool>& has_grad, const UpdateTerms& terms);
+  void update_flat(int flat, const std::vector<bool>& has_grad, const UpdateTerms& terms) {
+    update_flats({&flat, 1}, has_grad, terms);
+  }
   /// update_flat() was called since the last update().
   [[nodiscard]] bool is_updated(int flat) const { return updated_[static_cast<std::size_t>(flat)]; }
 
@@ -79,6 +81,8 @@ class Updater {
     int group = 0;
     const std::byte* sums = nullptr;
   };
+  /// One pipeline over the pieces of all of them.
+  void update_flats(std::span<const int> flats, const std::vector<bool>& has_grad, const UpdateTerms& terms);
   void add_pieces(int flat, const Run& run, std::vector<Piece>& pieces);
   /// Where the sums of `owner` begin.
   [[nodiscard]] const std::byte* sums_of(int flat, int owner);

@@ -66,6 +66,7 @@ BlockedStates::BlockedStates(const ModelLayout& model, std::span<const StateRow>
     OfFlat& flat = flats_[static_cast<std::size_t>(block.flat)];
     if (block.range.begin == flat.rows.front().range.begin) flat.first = number;
     tiers.push_back(block.in_files);
+    has_files_ = has_files_ || block.in_files;
     (block.in_files ? in_files : in_memory).bytes.push_back(block.bytes);
     (block.in_files ? of_files : of_memory).push_back(number);
   }
@@ -138,6 +139,10 @@ int BlockedStates::number_of(int flat, std::int64_t element) const {
 
 Range BlockedStates::block_of(int flat, std::int64_t element) const {
   return blocks_[static_cast<std::size_t>(number_of(flat, element))].range;
+}
+
+bool BlockedStates::in_files(int flat, std::int64_t element) const {
+  return blocks_[static_cast<std::size_t>(number_of(flat, element))].in_files;
 }
 
 int BlockedStates::num_blocks(int flat) const {

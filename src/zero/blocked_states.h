@@ -72,6 +72,9 @@ class BlockedStates {
   }
   /// Blocks in memory at once, of those in files.
   [[nodiscard]] int slots() const { return slots_; }
+  /// Whether the block that has `element` is in files, and whether any is.
+  [[nodiscard]] bool in_files(int flat, std::int64_t element) const;
+  [[nodiscard]] bool has_files() const { return has_files_; }
   /// Starts to bring that block, if there is a slot. Never blocks. True: it is in memory or on its way.
   bool prefetch(int flat, std::int64_t element);
   [[nodiscard]] BlockLease lease(int flat, std::int64_t element, Access access);
@@ -90,6 +93,7 @@ class BlockedStates {
   Kernels& kernels_;
   std::int64_t block_elements_;
   int slots_;
+  bool has_files_ = false;
   std::vector<OfFlat> flats_;
   std::vector<StateBlock> blocks_;
   Arena memory_;

@@ -244,7 +244,7 @@ int ModelMemory::views_ahead() const {
   constexpr int kMost = 64;  // more than a disk has in flight
   int ahead = 0;
   for (const auto* blocks : {blocked_.get(), filed_parameters_.get()}) {
-    if (blocks == nullptr) continue;
+    if (blocks == nullptr || !blocks->has_files()) continue;
     const int most = std::clamp(blocks->slots() - 2, 1, kMost);
     ahead = ahead == 0 ? most : std::min(ahead, most);
   }
@@ -260,10 +260,14 @@ StateView ModelMemory::view(int flat, std::int64_t element, Access access) {
   return view;
 }
 
-void ModelMemory::prefetch_states(int flat, std::int64_t element) {
+bool ModelMemory::prefetch_states(int flat, std::int64_t element) {
+  bool any = false;
   for (auto* blocks : {blocked_.get(), filed_parameters_.get()}) {
-    if (blocks != nullptr && blocks->has(flat)) blocks->prefetch(flat, element);
+    if (blocks == nullptr || !blocks->has(flat) || !blocks->in_files(flat, element)) continue;
+    any = true;
+    blocks->prefetch(flat, element);
   }
+  return any;
 }
 
 void ModelMemory::bring_parameters(int flat, std::int64_t element, std::span<std::byte> to, const Stream& stream) {

@@ -89,9 +89,10 @@ class ModelMemory {
   [[nodiscard]] Range together(int flat, std::int64_t element) const;
   /// The states of elements that come together. Blocks for a tier. Masters start as the initial values.
   [[nodiscard]] StateView view(int flat, std::int64_t element, Access access);
-  /// Starts to bring the states that come together with those of `element`. Never blocks.
-  void prefetch_states(int flat, std::int64_t element);
-  /// Views that may be prefetched beyond the one in use; 0 if all states are in memory.
+  /// Starts to bring the states that come together with those of `element`. Never blocks. False: all of them are in
+  /// memory for ever.
+  bool prefetch_states(int flat, std::int64_t element);
+  /// Views of states in files that may be prefetched beyond the one in use; 0 if no state is in files.
   [[nodiscard]] int views_ahead() const;
   /// Between the host and a device with memory of its own; null if no state rests beside the device.
   [[nodiscard]] DeviceBus* bus() const { return bus_.get(); }
