@@ -2,6 +2,7 @@
 #include "bindings.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/compute/device_rows.h>
 #include <zeroth/device/thread_pool.h>
 #include <zeroth/offload/host_rows.h>
 
@@ -54,6 +55,24 @@ class HostRows {
     float* const to = values_of<float>(out, indices.numel() * shape_.dim, "out");
     const py::gil_scoped_release nogil;
     gather_rows(values_, shape_, rows, to, pool_);
+  }
+
+  /// `indices` and `out` are tensors of a CUDA device, the thread's.
+  void gather_on_device(const at::Tensor& indices, const at::Tensor& out, std::uintptr_t stream) {
+    const bool good = indices.is_cuda() && out.is_cuda() && indices.is_contiguous() && out.is_contiguous() &&
+                      indices.scalar_type() == at::kLong && out.scalar_type() == at::kFloat &&
+                      out.numel() == indices.numel() * shape_.dim;
+    ZR_CHECK(good, ErrorCode::kUsage, "tensors of a host table do not fit",
+             {.where = "host_table",
+              .expected = "dense, on a CUDA device: Long indices, Float rows",
+              .got = indices.toString() + ", " + out.toString()});
+    gather_rows_on_device({.table = values_,
+                           .rows = shape_.rows,
+                           .dim = shape_.dim,
+                           .indices = static_cast<const std::int64_t*>(indices.const_data_ptr()),
+                           .out = static_cast<float*>(out.mutable_data_ptr()),
+                           .n = indices.numel()},
+                          reinterpret_cast<void*>(stream));
   }
 
   void gather_in_8_bits(const at::Tensor& indices, std::int64_t block, const at::Tensor& values,
@@ -111,6 +130,7 @@ void bind_host_table(py::module_& module) {
   py::class_<HostRows>(module, "HostRows")
       .def(py::init<at::Tensor, int>(), py::arg("table"), py::arg("threads"))
       .def("gather", &HostRows::gather, py::arg("indices"), py::arg("out"))
+      .def("gather_on_device", &HostRows::gather_on_device, py::arg("indices"), py::arg("out"), py::arg("stream"))
       .def("gather_in_8_bits", &HostRows::gather_in_8_bits, py::arg("indices"), py::arg("block"), py::arg("values"),
            py::arg("scales"))
       .def("sum", &HostRows::sum, py::arg("indices"), py::arg("grads"), py::arg("factor"))

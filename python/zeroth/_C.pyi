@@ -465,6 +465,10 @@ class HostRows:
     def __init__(self, table: torch.Tensor, threads: int) -> None: ...
     def gather(self, indices: torch.Tensor, out: torch.Tensor) -> None:
         """Into `out` [indices, dim]."""
+    def gather_on_device(self, indices: torch.Tensor, out: torch.Tensor, stream: int) -> None:
+        """Both on the thread's CUDA device, which reads the page-locked table itself, in `stream`. Does not block: the
+        table stays as it is until the stream has come there. Indices are good. Raises Error ENVIRONMENT without the module
+        of CUDA kernels."""
     def gather_in_8_bits(self, indices: torch.Tensor, block: int, values: torch.Tensor, scales: torch.Tensor) -> None:
         """Into `values` [indices, dim] of int8 and `scales` [indices, blocks of a row]: value * scale, within scale / 2."""
     def sum(self, indices: torch.Tensor, grads: torch.Tensor, factor: float) -> tuple[torch.Tensor, torch.Tensor]:

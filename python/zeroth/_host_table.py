@@ -107,6 +107,10 @@ class HostTable:
         self._rows = _C.HostRows(self.values, threads or len(os.sched_getaffinity(0)))
         self._group = group
         self._pending: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.reads_by_device = self.device.type == "cuda" and self.is_pinned and not quantize
+        """The device reads the rows of a lookup in host memory itself (zero-copy); else threads of the host gather
+        them."""
+        self._reads: list[torch.cuda.Event] = []
         # autograd calls a backward only if an input asks for gradients
         self._anchor = torch.zeros((), device=self.device, requires_grad=True)
 
@@ -156,6 +160,7 @@ class HostTable:
             grads_BD = self._group.all_gather(grads_BD, counts=counts)
             factor = 1.0 / self._group.size
         self._pending.clear()
+        self._await_reads()
         if indices_B.numel() == 0:
             return 0
         self.steps += 1
@@ -188,6 +193,7 @@ class HostTable:
             expected, got = list(tensor.shape), list(state[name].shape)
             if expected != got:
                 raise _usage(f"{name} of a host table has another shape", str(expected), str(got))
+        self._await_reads()
         for name, tensor in own.items():
             tensor.copy_(state[name])
         self.steps = int(state["steps"])
@@ -204,6 +210,8 @@ class HostTable:
         pin = self.device.type == "cuda" and self.is_pinned
         self.traffic.rows += count
         self.traffic.float32_bytes += count * self.dim * 4
+        if self.reads_by_device:
+            return self._read_by_device(indices_B)
         if not self.quantize:
             rows_BD = torch.empty(count, self.dim, pin_memory=pin)
             self._rows.gather(indices_B, rows_BD)
@@ -217,6 +225,25 @@ class HostTable:
         there_BD = steps_BD.to(self.device, non_blocking=True).to(torch.float32)
         wide = scales.to(self.device, non_blocking=True).repeat_interleave(self.block, dim=1)[:, : self.dim]
         return there_BD * wide
+
+    def _read_by_device(self, indices_B: torch.Tensor) -> torch.Tensor:
+        if indices_B.numel() > 0:
+            low, high = (int(bound) for bound in indices_B.aminmax())
+            if low < 0 or high >= self.num_rows:
+                self._rows.gather(indices_B, torch.empty(indices_B.numel(), self.dim))  # says which
+        with torch.cuda.device(self.device):
+            stream = torch.cuda.current_stream()
+            rows_BD = torch.empty(indices_B.numel(), self.dim, device=self.device)
+            self._rows.gather_on_device(indices_B.to(self.device), rows_BD, stream.cuda_stream)
+            self._reads.append(stream.record_event())
+        self.traffic.sent_bytes += rows_BD.nbytes
+        return rows_BD
+
+    def _await_reads(self) -> None:
+        """The device has read what it was given: the table may change."""
+        for read in self._reads:
+            read.synchronize()
+        self._reads.clear()
 
     def _keep(self, indices_B: torch.Tensor, grads_BD: torch.Tensor) -> None:
         self._pending.append((indices_B, grads_BD.detach().to("cpu", torch.float32).contiguous()))

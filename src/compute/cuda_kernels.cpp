@@ -4,6 +4,7 @@
 #include "device/shared_library.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/compute/device_rows.h>
 
 #include <string>
 #include <vector>
@@ -147,6 +148,7 @@ const CudaKernelTable& load_cuda_kernels() {
     library.find(table.fill_zero, "zeroth_cuda_fill_zero");
     library.find(table.norm_blocks, "zeroth_cuda_norm_blocks");
     library.find(table.sum_sources, "zeroth_cuda_sum_sources");
+    library.find(table.gather_rows, "zeroth_cuda_gather_rows");
     library.find(table.sum_sources_workspace, "zeroth_cuda_sum_sources_workspace");
     return table;
   }();
@@ -157,7 +159,19 @@ std::unique_ptr<Kernels> make_cuda_kernels(const CudaTable& cuda, const CudaKern
   return std::make_unique<CudaKernels>(cuda, table, device);
 }
 
+void gather_rows_on_device(const CudaTable& cuda, const CudaKernelTable& table, const kernels::GatherRowsArgs& args,
+                           void* stream) {
+  constexpr std::string_view kRows = "host_table";
+  ZR_CHECK(args.n >= 0 && args.rows >= 0 && args.dim >= 1, ErrorCode::kUsage, "a table has rows without values",
+           {.where = std::string(kRows), .expected = "1 or more", .got = std::to_string(args.dim)});
+  check_cuda(cuda, table.gather_rows(&args, stream), "to gather rows of a table", kRows);
+}
+
 }  // namespace detail
+
+void gather_rows_on_device(const kernels::GatherRowsArgs& args, void* stream) {
+  detail::gather_rows_on_device(detail::load_cuda(), detail::load_cuda_kernels(), args, stream);
+}
 
 std::unique_ptr<Kernels> make_kernels(Device& device, ThreadPool& pool) {
   if (device.execution_mode() != ExecutionMode::kDevice) return make_host_kernels(device, pool, kernels::best_isa());

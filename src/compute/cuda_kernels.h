@@ -3,6 +3,7 @@
 
 #include "device/cuda/cuda_table.h"
 
+#include <kernels/rows/rows.h>
 #include <zeroth/compute/kernels.h>
 
 #include <memory>
@@ -17,6 +18,7 @@ struct CudaKernelTable {
   CudaStatus (*fill_zero)(void* dst, std::int64_t bytes, void* stream) = nullptr;
   CudaStatus (*norm_blocks)(const void* src, DType dtype, std::int64_t n, double* sums, void* stream) = nullptr;
   CudaStatus (*sum_sources)(const kernels::SumSourcesArgs* args, void* workspace, void* stream) = nullptr;
+  CudaStatus (*gather_rows)(const kernels::GatherRowsArgs* args, void* stream) = nullptr;
   std::int64_t (*sum_sources_workspace)(const kernels::SumSourcesArgs* args) = nullptr;
 };
 
@@ -26,5 +28,9 @@ struct CudaKernelTable {
 /// On `device`, a CUDA device. Borrows everything.
 [[nodiscard]] std::unique_ptr<Kernels> make_cuda_kernels(const CudaTable& cuda, const CudaKernelTable& table,
                                                          Device& device);
+
+/// See zeroth::gather_rows_on_device().
+void gather_rows_on_device(const CudaTable& cuda, const CudaKernelTable& table, const kernels::GatherRowsArgs& args,
+                           void* stream);
 
 }  // namespace zeroth::detail

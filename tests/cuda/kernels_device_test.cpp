@@ -6,6 +6,7 @@
 #include <kernels/cast/cast_cuda.h>
 #include <kernels/norm/norm_cuda.h>
 #include <kernels/reduce/reduce_cuda.h>
+#include <kernels/rows/rows_cuda.h>
 #include <kernels/sgd/sgd_cuda.h>
 
 #include <gtest/gtest.h>
@@ -36,6 +37,7 @@ struct Entries {
       load<decltype(zeroth_cuda_extreme_sources)>("zeroth_cuda_extreme_sources");
   decltype(zeroth_cuda_extreme_sources_workspace)* extreme_workspace =
       load<decltype(zeroth_cuda_extreme_sources_workspace)>("zeroth_cuda_extreme_sources_workspace");
+  decltype(zeroth_cuda_gather_rows)* gather_rows = load<decltype(zeroth_cuda_gather_rows)>("zeroth_cuda_gather_rows");
   decltype(zeroth_cuda_norm_blocks)* norm = load<decltype(zeroth_cuda_norm_blocks)>("zeroth_cuda_norm_blocks");
 };
 
@@ -234,6 +236,33 @@ TYPED_TEST(NormOnDevice, GivesTheSumsAndTheWordsOfTheCpu) {
   }
 }
 
+/// The table is page-locked memory of the host, which the device reads.
+TEST(RowsOnDevice, ComeFromMemoryOfTheHost) {
+  if (const std::string why = why_no_device(); !why.empty()) GTEST_SKIP() << "no CUDA device: " << why;
+  constexpr std::int64_t kRows = 1'000;
+  constexpr std::int64_t kDim = 36;
+  constexpr std::int64_t kCount = 5'000;
+  void* pinned = nullptr;
+  require_ok(cudaHostAlloc(&pinned, kRows * kDim * sizeof(float), cudaHostAllocPortable), "cudaHostAlloc");
+  auto* const table = static_cast<float*>(pinned);
+  for (std::int64_t i = 0; i < kRows * kDim; ++i) table[i] = static_cast<float>(i);
+  std::vector<std::int64_t> indices(kCount);
+  for (std::int64_t i = 0; i < kCount; ++i) indices[static_cast<std::size_t>(i)] = i * 7'919 % kRows;
+  DeviceArray<std::int64_t> there(kCount, 0);
+  require_ok(cudaMemcpy(there.data(), indices.data(), kCount * sizeof(std::int64_t), cudaMemcpyDefault), "cudaMemcpy");
+  DeviceArray<float> out(kCount * kDim, 0);
+  const GatherRowsArgs args{
+      .table = table, .rows = kRows, .dim = kDim, .indices = there.data(), .out = out.data(), .n = kCount};
+  require_ok(Entries().gather_rows(&args, nullptr), "zeroth_cuda_gather_rows");
+  std::vector<float> got(kCount * kDim);
+  require_ok(cudaMemcpy(got.data(), out.data(), got.size() * sizeof(float), cudaMemcpyDefault), "cudaMemcpy");
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const auto row = static_cast<std::size_t>(indices[i / kDim]);
+    ASSERT_EQ(got[i], static_cast<float>(row * kDim + i % kDim)) << i;
+  }
+  cudaFreeHost(pinned);
+}
+
 // Needs no device: nothing is launched.
 TEST(KernelsModule, LoadsAndRefusesWhatItCannotDo) {
   const Entries entries;
@@ -242,6 +271,7 @@ TEST(KernelsModule, LoadsAndRefusesWhatItCannotDo) {
   const std::vector<const void*> sources(129, &value);
   EXPECT_EQ(entries.sgd(nullptr, nullptr), cudaErrorInvalidValue);
   EXPECT_EQ(entries.cast(nullptr, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(entries.gather_rows(nullptr, nullptr), cudaErrorInvalidValue);
   EXPECT_EQ(entries.bucket(nullptr, &count, nullptr), cudaErrorInvalidValue);
   EXPECT_EQ(entries.sum(nullptr, nullptr, nullptr), cudaErrorInvalidValue);
   EXPECT_EQ(entries.extreme(nullptr, nullptr, nullptr), cudaErrorInvalidValue);

@@ -5,6 +5,7 @@
 #include <kernels/adamw/adamw_grid.h>
 #include <kernels/bucket/bucket_grid.h>
 #include <kernels/reduce/reduce_grid.h>
+#include <kernels/rows/rows_grid.h>
 #include <kernels/sgd/sgd_grid.h>
 
 #include <cstring>
@@ -62,6 +63,9 @@ struct GridCalls {
     run_later(stream, [=](ScrambledThreads&) { std::memset(dst, 0, static_cast<std::size_t>(bytes)); });
     return detail::kCudaSuccess;
   }
+  static int gather_rows(const kernels::GatherRowsArgs* args, void* stream) {
+    return later(stream, [args = *args](const auto& launch) { return kernels::gather_rows_on_grid(args, launch); });
+  }
   static int norm_blocks(const void* src, DType dtype, std::int64_t n, double* sums, void* stream) {
     if (n < 0) return detail::kCudaInvalidValue;
     run_later(stream, [=](ScrambledThreads& some) {
@@ -101,6 +105,7 @@ GridKernels::GridKernels(FakeGpu& gpu)
              .fill_zero = GridCalls::fill_zero,
              .norm_blocks = GridCalls::norm_blocks,
              .sum_sources = GridCalls::sum_sources,
+             .gather_rows = GridCalls::gather_rows,
              .sum_sources_workspace = GridCalls::workspace_of} {
   GridCalls::one = this;
 }

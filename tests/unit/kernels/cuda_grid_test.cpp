@@ -10,6 +10,7 @@
 #include <kernels/norm/norm_grid.h>
 #include <kernels/reduce/extreme_grid.h>
 #include <kernels/reduce/reduce_grid.h>
+#include <kernels/rows/rows_grid.h>
 #include <kernels/sgd/sgd_grid.h>
 
 namespace zeroth::kernels {
@@ -354,6 +355,36 @@ TEST(WritesOnGrid, EveryElementIsWrittenByOneThread) {
   }
 }
 
+TEST(RowsOnGrid, AreThoseOfTheIndices) {
+  constexpr std::int64_t kRows = 9;
+  const std::vector<std::int64_t> indices{3, 0, 8, 3, -1, 9, 7};
+  const auto n = static_cast<std::int64_t>(indices.size());
+  for (const std::int64_t dim : {1, 3, 4, 8, 30}) {
+    for (const std::int64_t misalign : {0, 1}) {
+      for (const std::int64_t threads : {1, 7, 64}) {
+        GuardedArray<float> table(kRows * dim, misalign);
+        for (std::int64_t i = 0; i < kRows * dim; ++i) table.data()[i] = static_cast<float>(i);
+        GuardedArray<float> out(n * dim);
+        ScrambledThreads some(threads, kSeed);
+        const auto launch = [&](const auto& body, std::int64_t) { some.each(body); };
+        ASSERT_TRUE(gather_rows_on_grid(
+            {.table = table.data(), .rows = kRows, .dim = dim, .indices = indices.data(), .out = out.data(), .n = n},
+            launch));
+        EXPECT_TRUE(out.guards_intact());
+        for (std::int64_t i = 0; i < n * dim; ++i) {
+          const std::int64_t row = indices[static_cast<std::size_t>(i / dim)];
+          const float got = out.data()[i];
+          if (row < 0 || row >= kRows) {
+            EXPECT_TRUE(std::isnan(got)) << i;
+          } else {
+            EXPECT_EQ(got, static_cast<float>(row * dim + i % dim)) << "dim " << dim << ", element " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(PacksOnGrid, AreUsedWhereEverythingIsAlignedForThem) {
   const auto threads = [](std::int64_t dst_misalign, std::int64_t src_misalign) {
     GuardedArray<float> src(103, src_misalign);
@@ -381,6 +412,9 @@ TEST(RefusedOnGrid, AndNothingIsLaunched) {
   EXPECT_FALSE(cast_on_grid({&value, DType::kBFloat16, &value, DType::kFloat64, 1}, kNoLaunch));
   EXPECT_FALSE(cast_on_grid({&value, DType::kFloat64, &value, DType::kFloat16, 1}, kNoLaunch));
   EXPECT_FALSE(bucket_on_grid({&value, DType::kFloat32, &value, DType::kFloat32, -1, false}, kNoLaunch));
+  EXPECT_TRUE(gather_rows_on_grid({.dim = 1}, kNoLaunch));
+  EXPECT_FALSE(gather_rows_on_grid({.dim = 0}, kNoLaunch));
+  EXPECT_FALSE(gather_rows_on_grid({.dim = 1, .n = -1}, kNoLaunch));
   EXPECT_FALSE(bucket_on_grid({&value, DType::kFloat32, &value, DType::kFloat64, 1, false}, kNoLaunch));
   EXPECT_FALSE(bucket_on_grid({&value, DType::kBFloat16, &value, DType::kBFloat16, 1, true}, kNoLaunch));
   EXPECT_FALSE(bucket_on_grid({&value, DType::kInt32, &value, DType::kInt32, 1, true}, kNoLaunch));
