@@ -361,6 +361,44 @@ TEST(ToyOnDevice, CopiesWaitWhereNoMemoryCanBePinned) {
   fake.expect_clean();
 }
 
+/// A rule of the host alone, with states of every shape that an update may ask for.
+class HostRule final : public Optimizer {
+ public:
+  std::string_view name() const override { return "HostRule"; }
+  std::vector<StateDeclaration> states() const override {
+    return {{.name = "momentum"},
+            {.name = "rows", .shape = StateShape::kRow, .initial = 1.0},
+            {.name = "count", .shape = StateShape::kTensor}};
+  }
+  void step(const StepBlock& block, Kernels& kernels, const Stream&) const override {
+    (void)kernels.host(name());
+    auto* const momentum = reinterpret_cast<float*>(block.states[0]);
+    auto* const row = reinterpret_cast<float*>(block.states[1]);
+    auto* const count = reinterpret_cast<float*>(block.states[2]);
+    *row += 0.25F;
+    *count += 1.0F;
+    for (std::int64_t i = 0; i < block.n; ++i) {
+      const float grad = reinterpret_cast<const float*>(block.grad)[i] * static_cast<float>(block.factor);
+      momentum[i] = 0.5F * momentum[i] + grad;
+      block.set_value(i, block.value<float>(i) - 0.01F * momentum[i] / *row);
+    }
+  }
+};
+
+TEST(ToyOnDevice, AnOptimizerWithoutAKernelTrainsWithStatesInHostMemory) {
+  for (const int stage : {0, 3}) {
+    ToyTraining training = tiny(stage, 2);
+    training.tamper = [](int, ToyStructure&, EngineSettings& settings) {
+      settings.own_optimizer = [] { return std::make_unique<HostRule>(); };
+    };
+    OnFakeGpu fake(2, /*over_nccl=*/false);
+    const ToyOutcome outcome = fake.train(beside(training, kHostStates));
+    EXPECT_EQ(difference(train_toy(training), outcome), "") << stage;
+    for (const MemoryReport& memory : outcome.memory) EXPECT_EQ(memory.planned, memory.measured_peak);
+    fake.expect_clean();
+  }
+}
+
 TEST(ToyOnDevice, ParametersBesideADeviceThatUpdatesThemAreRefused) {
   ToyTraining training = tiny(3, 2);
   training.plan.residency.parameter = Residency::kHost;
