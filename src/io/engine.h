@@ -28,6 +28,8 @@ inline constexpr std::size_t kLongestTransfer = std::size_t{1} << 30U;
 struct TransferEnd {
   std::uint64_t id = 0;
   std::int64_t result = 0;  ///< bytes moved, or -errno
+  /// When it was, where the engine knows; the default: not before it was reaped.
+  SteadyClock::time_point at{};
 };
 
 /// A component: one way to have transfers carried out. One thread at a time.

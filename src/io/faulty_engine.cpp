@@ -124,7 +124,7 @@ class FaultyEngine final : public IoEngine {
       }
       const Marked& marked = found->second;
       if (marked.kind == IoFaultKind::kDelay) {
-        held_.push_back({.end = end, .due = SteadyClock::now() + marked.delay});
+        held_.push_back({.end = {.id = end.id, .result = end.result}, .due = SteadyClock::now() + marked.delay});
       } else {
         if (marked.transfer.op == IoOp::kRead && end.result > 0)
           flip({marked.transfer.data, static_cast<std::size_t>(end.result)});

@@ -77,7 +77,12 @@ std::shared_ptr<Completion> RequestFlow::add(std::span<const IoRequest> requests
   batch->completion = std::make_shared<Completion>();
   batch->completion->source = shared_from_this();
   batch->left = requests.size();
-  for (const IoRequest& request : requests) waiting_.push_back({.request = request, .batch = batch});
+  for (const IoRequest& request : requests) {
+    waiting_.push_back({.request = request, .batch = batch});
+    if (request.clock == nullptr) continue;
+    waiting_.back().begun = request.clock->now();
+    request.clock->began(waiting_.back().begun);
+  }
   start_waiting();
   return batch->completion;
 }
@@ -145,6 +150,7 @@ bool RequestFlow::turn(Milliseconds wait) {
 void RequestFlow::take(const TransferEnd& ended) {
   const auto slot = static_cast<std::size_t>(ended.id);
   ZR_ASSERT(slot < slots_.size() && slots_[slot].has_value(), "the end of a transfer that nobody has started");
+  slots_[slot]->ended = ended.at;
   const std::int64_t result = ended.result;
   if (result >= 0) return take_moved(slot, static_cast<std::size_t>(result));
   const int error_number = static_cast<int>(-result);
@@ -189,6 +195,10 @@ void RequestFlow::again(std::size_t slot, bool counts) {
 
 void RequestFlow::end(Task task, std::exception_ptr error) {
   ++counters_.requests;
+  if (const auto& clock = task.request.clock) {
+    const auto end = task.ended == SteadyClock::time_point{} ? clock->now() : task.ended;
+    clock->ended(task.request.op, task.begun, end, task.request.memory.size(), task.request.name);
+  }
   if (error) ++counters_.failures;
   Batch& batch = *task.batch;
   if (error && !batch.error) batch.error = std::move(error);

@@ -53,8 +53,10 @@ class RequestFlow final : public CompletionSource, public std::enable_shared_fro
   struct Task {
     IoRequest request{};
     std::shared_ptr<Batch> batch{};
-    std::size_t moved = 0;  ///< bytes that are done
-    int fruitless = 0;      ///< transfers in a row that moved less than a block
+    std::size_t moved = 0;            ///< bytes that are done
+    int fruitless = 0;                ///< transfers in a row that moved less than a block
+    SteadyClock::time_point begun{};  ///< by the request's clock
+    SteadyClock::time_point ended{};  ///< TransferEnd::at of its last transfer
   };
 
   void start_waiting();

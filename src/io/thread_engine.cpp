@@ -24,7 +24,8 @@ TransferEnd carry_out(const Transfer& transfer) {
     moved = transfer.op == IoOp::kRead ? ::pread(transfer.descriptor, transfer.data, transfer.bytes, offset)
                                        : ::pwrite(transfer.descriptor, transfer.data, transfer.bytes, offset);
   }
-  return {.id = transfer.id, .result = moved < 0 ? -errno : moved};
+  const std::int64_t result = moved < 0 ? -errno : moved;
+  return {.id = transfer.id, .result = result, .at = SteadyClock::now()};
 }
 
 class ThreadEngine final : public IoEngine {

@@ -68,6 +68,7 @@ class FileActivations final : public ActivationStore {
         prefetch_(options.prefetch),
         arena_(Arena::create(ArenaKind::kPrivate, memory_bytes(options), "activations")),
         queue_(open_io_queue(options.folders.front(), options.io)),
+        transfers_(std::make_shared<TransferClock>()),
         space_(options.folders, {.access = options.access}, options.segment_bytes),
         slots_(static_cast<std::size_t>(options.slots)) {
     const std::span<std::byte> memory = arena_.reserve(slots_.size() * piece_bytes_, kIoAlignment);
@@ -150,9 +151,28 @@ class FileActivations final : public ActivationStore {
     forget_dropped();
     return counters_;
   }
+  [[nodiscard]] StoreCounters transfers() override {
+    const std::scoped_lock lock(mutex_);
+    StoreCounters sum = transfers_before_;
+    sum += transfers_now();
+    return sum;
+  }
+  [[nodiscard]] TransferTimes times() override {
+    const std::scoped_lock lock(mutex_);
+    return transfers_->times();
+  }
+  void keep_spans(std::size_t most) override {
+    const std::scoped_lock lock(mutex_);
+    transfers_->keep_spans(most);
+  }
+  [[nodiscard]] std::vector<TransferSpan> spans() override {
+    const std::scoped_lock lock(mutex_);
+    return transfers_->spans();
+  }
   void reset_counters() override {
     const std::scoped_lock lock(mutex_);
     forget_dropped();
+    transfers_before_ += transfers_now();
     counters_ = {.live_blocks = counters_.live_blocks,
                  .live_bytes = counters_.live_bytes,
                  .peak_live_bytes = counters_.live_bytes};
@@ -172,6 +192,15 @@ class FileActivations final : public ActivationStore {
  private:
   using Blocks = std::map<Id, SavedBlock>;
 
+  [[nodiscard]] StoreCounters transfers_now() const {
+    return {.leases = counters_.gets,
+            .reads = counters_.gets,
+            .writes = counters_.puts,
+            .read_bytes = counters_.read_bytes,
+            .write_bytes = counters_.write_bytes,
+            .on_demand = counters_.on_demand,
+            .wait_ns = counters_.wait_ns};
+  }
   [[nodiscard]] static std::size_t index(int value) { return static_cast<std::size_t>(value); }
   [[nodiscard]] std::size_t length(const SavedBlock& block, std::size_t piece) const {
     return std::min(piece_bytes_, block.bytes - piece * piece_bytes_);
@@ -239,7 +268,8 @@ class FileActivations final : public ActivationStore {
                             .file = space_.file(block.place.file),
                             .offset = block.place.offset + slot.piece * piece_bytes_,
                             .memory = memory,
-                            .name = block.name};
+                            .name = block.name,
+                            .clock = transfers_};
     slot.transfer = queue_->submit({&request, 1});
     slot.state = op == IoOp::kRead ? PieceState::kReading : PieceState::kWriting;
     ++block.in_flight;
@@ -269,7 +299,7 @@ class FileActivations final : public ActivationStore {
     };
     const bool dropped = found->second.dropped;
     try {
-      offload::wait_for(slot.transfer, counters_.wait_ns);
+      offload::wait_for(slot.transfer, counters_.wait_ns, *transfers_, found->second.name);
     } catch (...) {
       if (!offload::has_ended(slot.transfer)) throw;
       settle(was == PieceState::kWriting ? PieceState::kDirty : PieceState::kFree);
@@ -372,6 +402,7 @@ class FileActivations final : public ActivationStore {
   int prefetch_;
   Arena arena_;
   std::unique_ptr<IoQueue> queue_;
+  std::shared_ptr<TransferClock> transfers_;
   std::mutex mutex_;  // of all below but the last two
   offload::FileSpace space_;
   std::vector<PieceSlot> slots_;
@@ -379,6 +410,7 @@ class FileActivations final : public ActivationStore {
   Id last_id_ = 0;
   std::uint64_t clock_ = 0;
   ActivationCounters counters_{};
+  StoreCounters transfers_before_{};  ///< of counters_ before they were reset
   std::mutex dropped_mutex_;
   std::vector<Id> dropped_;  // and not yet forgotten
 };

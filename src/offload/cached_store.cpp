@@ -87,6 +87,7 @@ class CachedStore final : public StateStore {
     rounds_.use(block);
     if (record.place >= 0) {
       ++hits_;
+      if (access != Access::kOverwrite) hit_bytes_ += file_bytes(block);
     } else if (record.leases == 0) {
       admit(block, access);
     }
@@ -95,6 +96,7 @@ class CachedStore final : public StateStore {
       Place& place = places_[index(record.place)];
       bytes = place.memory.first(blocks_.bytes[index(block)]);
       place.used = ++clock_;
+      if (access != Access::kRead) kept_bytes_ += file_bytes(block);
     } else {
       record.passing.push_back(slower_->acquire(block, access));
       bytes = record.passing.back().bytes();
@@ -121,6 +123,11 @@ class CachedStore final : public StateStore {
     StoreCounters counters = slower_->counters();
     counters.leases = leases_;
     counters.slot_hits += hits_;
+    counters.needed_bytes += hit_bytes_;
+    counters.spared_read_bytes += hit_bytes_;
+    // What goes to the slower store later was changed here, once.
+    counters.changed_bytes += kept_bytes_ - written_back_bytes_;
+    counters.spared_write_bytes += kept_bytes_ - written_back_bytes_;
     return counters;
   }
 
@@ -138,6 +145,7 @@ class CachedStore final : public StateStore {
     std::vector<StateLease> passing{};  ///< of the slower store, while the block is not in the cache
   };
   [[nodiscard]] static std::size_t index(int value) { return static_cast<std::size_t>(value); }
+  [[nodiscard]] std::size_t file_bytes(int block) const { return align_up(blocks_.bytes[index(block)], kIoAlignment); }
 
   void require_free(const Record& record, int block, Access access) const {
     ZR_CHECK(record.leases == 0 || (access == Access::kRead && !record.exclusive), ErrorCode::kUsage,
@@ -180,6 +188,7 @@ class CachedStore final : public StateStore {
     const StateLease lease = slower_->acquire(place.block, Access::kOverwrite);
     std::memcpy(lease.bytes().data(), place.memory.data(), lease.bytes().size());
     place.dirty = false;
+    written_back_bytes_ += file_bytes(place.block);
   }
 
   void give_back(int block, Access access) noexcept override {
@@ -201,6 +210,9 @@ class CachedStore final : public StateStore {
   std::uint64_t clock_ = 0;
   std::uint64_t leases_ = 0;
   std::uint64_t hits_ = 0;
+  std::uint64_t hit_bytes_ = 0;           ///< of hits that need the bytes
+  std::uint64_t kept_bytes_ = 0;          ///< of leases that write to the cache
+  std::uint64_t written_back_bytes_ = 0;  ///< of these, what went to the slower store
 };
 
 }  // namespace

@@ -28,6 +28,7 @@ struct Slot {
   int leases = 0;
   bool exclusive = false;  ///< the one lease writes
   std::uint64_t used = 0;  ///< by age: when a lease or a transfer began
+  bool ahead = false;      ///< read for a lease that has not come yet
   Work transfer{};
 };
 
@@ -63,6 +64,7 @@ class FileStore final : public StateStore {
       : blocks_(std::move(blocks)),
         places_(place_blocks(blocks_.bytes)),
         queue_(std::move(queue)),
+        transfers_(options.clock ? options.clock : std::make_shared<TransferClock>()),
         file_(StripedFile::create(options.folders, places_.total_bytes,
                                   {.stripe_bytes = options.stripe_bytes,
                                    .first_folder = options.first_folder,
@@ -103,19 +105,18 @@ class FileStore final : public StateStore {
   [[nodiscard]] StateLease acquire(int block, Access access) override {
     BlockRecord& record = records_[checked(block)];
     ++counters_.leases;
-    if (record.slot >= 0) {
-      if (slots_[index(record.slot)].state != SlotState::kReading) ++counters_.slot_hits;
-    } else {
+    const bool there = record.slot >= 0;
+    if (!there) {
       const int slot = make_room();
       if (access == Access::kOverwrite) {
         take(slot, block);
         slots_[index(slot)].state = SlotState::kClean;
       } else {
-        if (record.generation > 0) ++counters_.waits;
         bring(slot, block);
       }
     }
     Slot& slot = slots_[index(record.slot)];
+    count_lease(slot, access, there);
     if (slot.state == SlotState::kReading) finish_read(slot);
     if (slot.state == SlotState::kWriting && access != Access::kRead) finish_write(slot);
     require_free(slot, block, access);
@@ -152,6 +153,30 @@ class FileStore final : public StateStore {
   [[nodiscard]] static std::size_t index(int value) { return static_cast<std::size_t>(value); }
   [[nodiscard]] std::size_t checked(int block) const { return offload::checked_block(block, records_.size()); }
   [[nodiscard]] std::string name(int block) const { return offload::block_name(blocks_, block); }
+  /// For the timeline, which alone names waits.
+  [[nodiscard]] std::string wait_name(int block) const { return transfers_->keeps_spans() ? name(block) : ""; }
+
+  void count_lease(Slot& slot, Access access, bool there) {
+    const std::size_t bytes = in_file(slot).size();
+    const bool arrives = slot.state == SlotState::kReading && !slot.transfer.event().ready();
+    if (there && slot.state != SlotState::kReading) ++counters_.slot_hits;
+    if (access != Access::kRead) counters_.changed_bytes += bytes;
+    const bool ahead = std::exchange(slot.ahead, false);
+    if (ahead) counters_.ahead_bytes -= bytes;
+    if (access == Access::kOverwrite) {
+      if (ahead) counters_.unused_bytes += bytes;
+      return;
+    }
+    if (records_[index(slot.block)].generation == 0) return;  // nobody has written it: it has its initial value
+    counters_.needed_bytes += bytes;
+    if (!ahead) {
+      counters_.spared_read_bytes += bytes;
+    } else if (!there) {
+      ++counters_.on_demand;
+    } else {
+      ++(arrives ? counters_.late : counters_.prefetched);
+    }
+  }
 
   void give_back(int block, Access access) noexcept override {
     Slot& slot = slots_[index(records_[index(block)].slot)];
@@ -179,13 +204,17 @@ class FileStore final : public StateStore {
   }
 
   void start(Slot& slot, IoOp op) {
-    const std::vector<IoRequest> requests =
+    std::vector<IoRequest> requests =
         file_.requests(op, places_.offsets[index(slot.block)], in_file(slot), name(slot.block));
+    for (IoRequest& request : requests) request.clock = transfers_;
     slot.transfer = queue_->submit(requests);
     slot.state = op == IoOp::kRead ? SlotState::kReading : SlotState::kWriting;
     slot.used = ++clock_;
     (op == IoOp::kRead ? counters_.reads : counters_.writes) += 1;
     (op == IoOp::kRead ? counters_.read_bytes : counters_.write_bytes) += in_file(slot).size();
+    if (op != IoOp::kRead) return;
+    slot.ahead = true;
+    counters_.ahead_bytes += in_file(slot).size();
   }
   void start_write(Slot& slot) { start(slot, IoOp::kWrite); }
 
@@ -197,6 +226,10 @@ class FileStore final : public StateStore {
   }
 
   void free_slot(Slot& slot) {
+    if (std::exchange(slot.ahead, false)) {
+      counters_.ahead_bytes -= in_file(slot).size();
+      counters_.unused_bytes += in_file(slot).size();
+    }
     records_[index(slot.block)].slot = -1;
     slot.block = -1;
     slot.state = SlotState::kFree;
@@ -224,7 +257,7 @@ class FileStore final : public StateStore {
   void finish_read(Slot& slot) {
     const int block = slot.block;
     try {
-      offload::wait_for(slot.transfer, counters_.wait_ns);
+      offload::wait_for(slot.transfer, counters_.wait_ns, *transfers_, wait_name(block));
     } catch (...) {
       if (offload::has_ended(slot.transfer)) free_slot(slot);
       throw;
@@ -248,7 +281,7 @@ class FileStore final : public StateStore {
 
   void finish_write(Slot& slot) {
     try {
-      offload::wait_for(slot.transfer, counters_.wait_ns);
+      offload::wait_for(slot.transfer, counters_.wait_ns, *transfers_, wait_name(slot.block));
     } catch (...) {
       if (offload::has_ended(slot.transfer)) slot.state = SlotState::kDirty;
       throw;
@@ -312,6 +345,7 @@ class FileStore final : public StateStore {
   StateBlocks blocks_;
   FileBlocks places_;
   std::shared_ptr<IoQueue> queue_;
+  std::shared_ptr<TransferClock> transfers_;
   StripedFile file_;
   std::vector<BlockRecord> records_;
   std::vector<Slot> slots_;

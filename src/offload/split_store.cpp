@@ -45,16 +45,9 @@ class SplitStore final : public StateStore {
   }
   [[nodiscard]] std::uint64_t slot_bytes() const override { return first_->slot_bytes() + second_->slot_bytes(); }
   [[nodiscard]] StoreCounters counters() const override {
-    const StoreCounters one = first_->counters();
-    const StoreCounters two = second_->counters();
-    return {.leases = one.leases + two.leases,
-            .reads = one.reads + two.reads,
-            .writes = one.writes + two.writes,
-            .read_bytes = one.read_bytes + two.read_bytes,
-            .write_bytes = one.write_bytes + two.write_bytes,
-            .waits = one.waits + two.waits,
-            .wait_ns = one.wait_ns + two.wait_ns,
-            .slot_hits = one.slot_hits + two.slot_hits};
+    StoreCounters both = first_->counters();
+    both += second_->counters();
+    return both;
   }
 
  private:

@@ -17,23 +17,27 @@ constexpr Milliseconds kLongestEnd{60'000};
 /// Adds the time of its life.
 class Counted {
  public:
-  explicit Counted(std::uint64_t& ns) : ns_(ns), begin_(SteadyClock::now()) {}
+  Counted(std::uint64_t& ns, TransferClock& clock, const std::string& what)
+      : ns_(ns), clock_(clock), what_(what), begin_(clock.now()) {}
   Counted(const Counted&) = delete;
   Counted& operator=(const Counted&) = delete;
   ~Counted() {
-    ns_ += static_cast<std::uint64_t>(
-        std::chrono::duration_cast<std::chrono::nanoseconds>(SteadyClock::now() - begin_).count());
+    const auto end = clock_.now();
+    clock_.waited(begin_, end, what_);
+    ns_ += static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(end - begin_).count());
   }
 
  private:
   std::uint64_t& ns_;
+  TransferClock& clock_;
+  const std::string& what_;
   SteadyClock::time_point begin_;
 };
 
 }  // namespace
 
-void wait_for(const Work& transfer, std::uint64_t& wait_ns) {
-  const Counted counted(wait_ns);
+void wait_for(const Work& transfer, std::uint64_t& wait_ns, TransferClock& clock, const std::string& what) {
+  const Counted counted(wait_ns, clock, what);
   transfer.wait();
 }
 

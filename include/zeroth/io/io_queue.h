@@ -10,6 +10,7 @@
 #include <zeroth/base/log.h>
 #include <zeroth/device/stream.h>
 #include <zeroth/io/scratch_file.h>
+#include <zeroth/io/transfer_clock.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -31,9 +32,10 @@ enum class IoOp : std::uint8_t { kRead, kWrite };
 struct IoRequest {
   IoOp op = IoOp::kRead;
   std::shared_ptr<const ScratchFile> file{};
-  std::uint64_t offset = 0;       ///< in the file, in bytes
-  std::span<std::byte> memory{};  ///< a read fills it, a write only reads it; stays the caller's
-  std::string name{};             ///< whose bytes they are, for errors: "moments of layers.3.weight"
+  std::uint64_t offset = 0;                ///< in the file, in bytes
+  std::span<std::byte> memory{};           ///< a read fills it, a write only reads it; stays the caller's
+  std::string name{};                      ///< whose bytes they are, for errors: "moments of layers.3.weight"
+  std::shared_ptr<TransferClock> clock{};  ///< is told when it begins and ends; null: nobody is
 };
 
 /// What a queue has done so far.

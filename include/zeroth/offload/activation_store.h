@@ -12,6 +12,7 @@
 
 #include <zeroth/io/io_queue.h>
 #include <zeroth/io/scratch_file.h>
+#include <zeroth/offload/state_store.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -81,6 +82,13 @@ class ActivationStore {
   virtual void drop(Id block) noexcept = 0;
 
   [[nodiscard]] virtual ActivationCounters counters() = 0;
+  /// Of its transfers, since it was opened: reset_counters() does not change them. Leases are gets, reads are the
+  /// blocks of gets, and writes those of puts.
+  [[nodiscard]] virtual StoreCounters transfers() = 0;
+  [[nodiscard]] virtual TransferTimes times() = 0;
+  /// See TransferClock.
+  virtual void keep_spans(std::size_t most) = 0;
+  [[nodiscard]] virtual std::vector<TransferSpan> spans() = 0;
   /// The counters begin at 0, the peak at what is live.
   virtual void reset_counters() = 0;
   /// Bytes of the files, used or not.

@@ -76,16 +76,32 @@ struct StateBlocks {
   std::function<void(int block, std::span<std::byte>)> initial{};
 };
 
-/// What a store has done.
+/// What a store has done. Bytes are of whole blocks in files, rounded up to the alignment of files. What moved and what
+/// was asked for belong together:
+///
+///   read_bytes  = needed_bytes  - spared_read_bytes + unused_bytes + what is read and nobody has leased yet
+///   write_bytes = changed_bytes - spared_write_bytes + writes that failed and were made again
 struct StoreCounters {
   std::uint64_t leases = 0;
-  std::uint64_t reads = 0;        ///< blocks that came from the slower tier
-  std::uint64_t writes = 0;       ///< blocks that went there
-  std::uint64_t read_bytes = 0;   ///< of whole blocks, rounded up to the alignment of files
-  std::uint64_t write_bytes = 0;  ///< likewise
-  std::uint64_t waits = 0;        ///< leases that had to wait for a read: nobody had prefetched it in time
-  std::uint64_t wait_ns = 0;      ///< how long leases and flushes waited for transfers
-  std::uint64_t slot_hits = 0;    ///< leases of a block that a slot still had
+  std::uint64_t reads = 0;   ///< blocks that came from the slower tier
+  std::uint64_t writes = 0;  ///< blocks that went there
+  std::uint64_t read_bytes = 0;
+  std::uint64_t write_bytes = 0;
+  std::uint64_t prefetched = 0;          ///< leases whose read had begun before, and had ended
+  std::uint64_t late = 0;                ///< leases whose read had begun before, and had not ended: they waited for it
+  std::uint64_t on_demand = 0;           ///< leases that waited for a read that nobody had begun
+  std::uint64_t wait_ns = 0;             ///< how long leases and flushes waited for transfers
+  std::uint64_t slot_hits = 0;           ///< leases of a block that a slot still had
+  std::uint64_t needed_bytes = 0;        ///< of leases that need what an earlier one wrote
+  std::uint64_t spared_read_bytes = 0;   ///< of these, what was still in memory
+  std::uint64_t changed_bytes = 0;       ///< of leases that write
+  std::uint64_t spared_write_bytes = 0;  ///< of these, what stays in a cache
+  std::uint64_t unused_bytes = 0;        ///< read, and gone from memory before a lease
+  std::uint64_t ahead_bytes = 0;         ///< read or on their way, and not leased yet; a level, no sum
+
+  StoreCounters& operator+=(const StoreCounters& other);
+  /// What happened since `before`; the level is that of now.
+  [[nodiscard]] StoreCounters since(const StoreCounters& before) const;
   bool operator==(const StoreCounters&) const = default;
 };
 

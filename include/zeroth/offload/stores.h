@@ -20,6 +20,7 @@ struct FileStoreOptions {
   FileAccess access = FileAccess::kDirect;
   /// Blocks in memory at once, leased or on their way: 2 or more.
   int slots = 4;
+  std::shared_ptr<TransferClock> clock{};  ///< of transfers and waits; null: one of its own
 };
 
 /// Bytes of memory that make_file_store() needs: its slots.

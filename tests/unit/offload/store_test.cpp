@@ -247,7 +247,7 @@ TEST(StateStore, ReadsAheadAndWritesBehind) {
     (void)read(*one.store, block);
   }
   const StoreCounters after = one.store->counters();
-  EXPECT_EQ(after.waits, before.waits) << "every block had been asked for before its lease";
+  EXPECT_EQ(after.on_demand, before.on_demand) << "every block had been asked for before its lease";
   EXPECT_LE(after.reads - before.reads, 6U);
   EXPECT_EQ(after.writes, before.writes) << "what is read is not written";
 }
@@ -265,10 +265,7 @@ StoreCounters traffic_of(const Shape& shape, int rounds) {
   const StoreCounters before = one.store->counters();
   for (int number = 0; number < rounds; ++number) round();
   const StoreCounters after = one.store->counters();
-  return {.leases = after.leases - before.leases,
-          .reads = after.reads - before.reads,
-          .writes = after.writes - before.writes,
-          .slot_hits = after.slot_hits - before.slot_hits};
+  return after.since(before);
 }
 
 TEST(StateStore, ACacheThatKnowsTheOrderSparesAsManyBlocksARoundAsItHasPlaces) {
