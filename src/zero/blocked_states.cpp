@@ -19,7 +19,8 @@ FileStoreOptions file_store_options(BlockSet set, int slots, const StateFiles& f
           .stripe_bytes = files.stripe_bytes,
           .first_folder = static_cast<std::size_t>(rank),
           .access = files.access,
-          .slots = slots};
+          .slots = slots,
+          .clock = files.clock};
 }
 
 /// Of the parameters that have elements of the range: the first few, and how many more.

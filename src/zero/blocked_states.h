@@ -33,6 +33,7 @@ struct StateFiles {
   std::size_t stripe_bytes = std::size_t{1} << 20U;
   FileAccess access = FileAccess::kDirect;
   std::shared_ptr<IoQueue> queue{};
+  std::shared_ptr<TransferClock> clock{};  ///< of transfers and waits; null: each store has its own
 };
 
 /// One block on a lease, and where its rows are.

@@ -30,11 +30,7 @@ WireBytes wire_of(const ModelLayout& model, const ShardingPlan& plan, int micro_
   for (std::size_t index = 0; index < model.flats.size(); ++index) {
     const FlatLayout& flat = model.flats[index];
     if (plan.gathers_parameters()) {
-      const std::uint64_t uses =
-          forwards.empty() ? 1 : static_cast<std::uint64_t>(forwards[static_cast<std::size_t>(flat.unit)]);
-      const std::uint64_t gathers = plan.reshard == Reshard::kStep
-                                        ? std::min<std::uint64_t>(uses, 1)
-                                        : steps * uses * (keeps_gathered(model, plan, flat.unit) ? 1 : 2);
+      const std::uint64_t gathers = planned_gathers(model, plan, flat.unit, micro_steps, forwards);
       wire.gather_parameters += array_bytes(count.gather(flat, degrees.parameter, 1), flat.dtype) * gathers;
     }
     if (!flat.trainable) continue;
@@ -141,6 +137,15 @@ bool keeps_gathered(const ModelLayout& model, const ShardingPlan& plan, int unit
   const bool last = std::none_of(model.units.begin() + unit + 1, model.units.end(),
                                  [](const UnitSpec& other) { return other.repeated; });
   return last && plan.ring_slots >= 2;
+}
+
+std::uint64_t planned_gathers(const ModelLayout& model, const ShardingPlan& plan, int unit, int micro_steps,
+                              std::span<const int> forwards) {
+  if (!plan.gathers_parameters()) return 0;
+  const std::uint64_t uses =
+      forwards.empty() ? 1 : static_cast<std::uint64_t>(forwards[static_cast<std::size_t>(unit)]);
+  if (plan.reshard == Reshard::kStep) return std::min<std::uint64_t>(uses, 1);
+  return static_cast<std::uint64_t>(micro_steps) * uses * (keeps_gathered(model, plan, unit) ? 1 : 2);
 }
 
 SlotTable gathered_slots(const ModelLayout& model, const ShardingPlan& plan) {

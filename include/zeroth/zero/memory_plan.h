@@ -83,6 +83,10 @@ struct NodeLevels {
 /// True if a unit stays gathered from forward to backward under this plan.
 [[nodiscard]] bool keeps_gathered(const ModelLayout& model, const ShardingPlan& plan, int unit);
 
+/// How often a step gathers the unit; arguments as plan_wire().
+[[nodiscard]] std::uint64_t planned_gathers(const ModelLayout& model, const ShardingPlan& plan, int unit,
+                                            int micro_steps, std::span<const int> forwards = {});
+
 /// Dtype of the gradients in each flat's bucket, one entry per flat. It is the accumulation dtype, or the flat's own
 /// 16-bit dtype if other ranks read the bucket and no value is added or gathered in it. A 16-bit bucket has half the
 /// memory and half the traffic. The sums are the same, because widening changes no value.
