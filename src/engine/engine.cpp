@@ -11,6 +11,7 @@
 #include "engine/step_outcome.h"
 #include "engine/step_warnings.h"
 #include "engine/texts.h"
+#include "engine/transfer_log.h"
 #include "engine/uneven_join.h"
 #include "zero/call_tags.h"
 #include "zero/exchange_choice.h"
@@ -59,6 +60,9 @@ Engine::Engine(std::vector<ParamSpec> params, std::vector<UnitSpec> units, Engin
       scaler_(settings_.loss_scaling),
       early_(std::make_unique<EarlyUpdate>()) {
   clock_ = std::make_unique<PhaseClock>();
+  transfers_ = settings_.storage.now ? std::make_shared<TransferClock>(settings_.storage.now)
+                                     : std::make_shared<TransferClock>();
+  transfer_log_ = std::make_unique<TransferLog>();
   kernels::require_isa_override();
   if (kernels::best_isa() == kernels::Isa::kScalar) {
     log_.warn("kernels run scalar code, several times slower, with the same bits: " + kernels::describe_isa());
@@ -153,13 +157,15 @@ StateFiles Engine::open_files() {
   if (!optimizer && !parameters) return {};
   if (optimizer) require_folder(storage.folders, "offload_optimizer");
   if (parameters) require_folder(of_parameters, "offload_param");
+  const std::string& folder = (optimizer ? storage.folders : of_parameters).front();
+  const IoQueueOptions options{
+      .engine = storage.engine, .depth = storage.queue_depth, .watch = [this] { look_after_others(); }};
   return {.folders = storage.folders,
           .parameter_folders = of_parameters,
           .stripe_bytes = storage.stripe_bytes,
           .access = storage.access,
-          .queue = open_io_queue(
-              (optimizer ? storage.folders : of_parameters).front(),
-              {.engine = storage.engine, .depth = storage.queue_depth, .watch = [this] { look_after_others(); }})};
+          .queue = storage.own_queue ? storage.own_queue(folder, options) : open_io_queue(folder, options),
+          .clock = transfers_};
 }
 
 void Engine::look_after_others() {
@@ -269,6 +275,7 @@ Invocation Engine::begin_forward(int unit, bool evaluates) {
 
 void Engine::pre_forward(const Invocation& use) {
   enter(use.evaluates ? Phase::kEvaluation : Phase::kForward, use.unit);
+  look_at_files();
   require_whole("a forward");
   for (const PartIndex part : parts_of(use.unit)) {
     const auto [group, unit] = at(part);
@@ -294,6 +301,7 @@ void Engine::drop_forward(const Invocation& use) noexcept {
 void Engine::pre_backward(int unit) {
   uneven_join_->announce_backward(own_->backward);
   enter(Phase::kBackward, unit);
+  look_at_files();
   begin_early_update();
   advance_early_update();
   for (const PartIndex part : parts_of(unit)) {
@@ -304,6 +312,7 @@ void Engine::pre_backward(int unit) {
 }
 
 void Engine::post_backward(int unit) {
+  look_at_files();
   for (const PartIndex part : parts_of(unit)) {
     const auto [group, index] = at(part);
     group.uses().post_backward(index);
@@ -396,6 +405,7 @@ StepResult Engine::step() {
   }
   micro_step_ = 0;
   StepResult result = together([&] { return finish_step(idle); });
+  transfer_log_->end_step(transfer_totals());
   if (activity_) activity_->finish_step(++boundaries_);
   enter(Phase::kBetweenSteps);
   return result;
@@ -618,6 +628,15 @@ void Engine::publish_updates() {
 void Engine::enter(Phase phase, int unit) noexcept {
   if (activity_) activity_->enter(phase, watched_as_, unit);
   clock_->turn(phase, waited());
+  if (!transfers_->keeps_spans()) return;
+  try {
+    transfer_log_->enter(transfers_->now(), phase, unit);
+  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): a gap in a timeline
+  }
+}
+
+void Engine::look_at_files() const {
+  if (resources_->files.queue) resources_->files.queue->progress();
 }
 
 void Engine::set_group(int group, const GroupHyper& hyper) {
@@ -806,19 +825,71 @@ MemoryReport Engine::memory_report() const {
   return report;
 }
 
+std::vector<int> Engine::forwards_of(const ShardGroup& group) const {
+  std::vector<int> forwards;
+  if (forwards_.empty()) return forwards;
+  for (const int unit : group.part().units) forwards.push_back(forwards_[static_cast<std::size_t>(unit)]);
+  return forwards;
+}
+
 WireBytes Engine::planned_wire() const {
   WireBytes wire;
-  for (const auto& group : groups_) {
-    std::vector<int> forwards;
-    if (!forwards_.empty()) {
-      for (const int unit : group->part().units) forwards.push_back(forwards_[static_cast<std::size_t>(unit)]);
-    }
-    wire += plan_wire(group->layout(), group->spec().plan, group->rank(), settings_.micro_steps, forwards);
-  }
+  for (const auto& group : groups_)
+    wire += plan_wire(group->layout(), group->spec().plan, group->rank(), settings_.micro_steps, forwards_of(*group));
   return wire;
 }
 
+TransferTotals Engine::transfer_totals() const {
+  look_at_files();
+  TransferTotals totals{.states = transfers_->times()};
+  for (const auto& group : groups_) {
+    for (const BlockSet set : kBlockSets) {
+      if (const StateStore* store = group->memory().state_store(set))
+        totals.sets[static_cast<std::size_t>(set)] += store->counters();
+    }
+  }
+  if (!activations_) return totals;
+  totals.activations = activations_->transfers();
+  totals.activations_times = activations_->times();
+  return totals;
+}
+
+TransferReport Engine::transfer_report() const {
+  TransferReport report = transfer_log_->report(transfer_totals());
+  for (const BlockSet set : kBlockSets) {
+    FileTraffic planned;
+    for (const auto& group : groups_)
+      planned += group->planned_file_traffic(set, optimizer_->states(), settings_.micro_steps, forwards_of(*group));
+    if (planned.read_bytes + planned.write_bytes > 0) report.rows[static_cast<std::size_t>(set)].planned = planned;
+  }
+  const auto has_files = [this](const TransferRow& row) {
+    return row.planned || (row.set == "activations" && activations_);
+  };
+  std::erase_if(report.rows, [&](const TransferRow& row) { return !has_files(row); });
+  return report;
+}
+
+void Engine::trace_transfers(bool on) {
+  constexpr std::size_t kMost = std::size_t{1} << 16U;
+  const std::size_t most = on ? kMost : 0;
+  transfers_->keep_spans(most);
+  transfer_log_->keep_phases(most);
+  if (activations_) activations_->keep_spans(most);
+}
+
+std::string Engine::transfer_trace() const {
+  std::vector<TransferSpan> spans = transfers_->spans();
+  if (activations_) {
+    const std::vector<TransferSpan> more = activations_->spans();
+    spans.insert(spans.end(), more.begin(), more.end());
+  }
+  std::vector<std::string> units;
+  for (const UnitSpec& unit : layout_.units) units.push_back(unit.name);
+  return chrome_trace(transfer_log_->marks(), spans, units, rank(), transfers_->now());
+}
+
 void Engine::reset_peaks() {
+  transfer_log_->reset(transfer_totals());
   device_.ledger().reset_peak();
   counters_.reset_peaks();
 }

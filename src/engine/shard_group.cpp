@@ -276,6 +276,11 @@ std::uint64_t ShardGroup::planned_files(std::span<const StateDeclaration> states
   return plan_file_bytes(layout(), spec_.plan, rank_, states, micro_steps_of_memory(micro_steps), stripe_bytes);
 }
 
+FileTraffic ShardGroup::planned_file_traffic(BlockSet set, std::span<const StateDeclaration> states, int micro_steps,
+                                             std::span<const int> forwards) const {
+  return plan_file_traffic(layout(), spec_.plan, rank_, states, micro_steps, set, forwards);
+}
+
 TierTable ShardGroup::planned_tiers(std::span<const StateDeclaration> states, int micro_steps,
                                     std::size_t stripe_bytes) const {
   return plan_tiers(layout(), spec_.plan, rank_, states, micro_steps_of_memory(micro_steps), stripe_bytes);

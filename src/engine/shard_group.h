@@ -13,6 +13,7 @@
 
 #include <zeroth/comm/mesh.h>
 #include <zeroth/engine/engine.h>
+#include <zeroth/zero/file_traffic.h>
 #include <zeroth/zero/parameter_store.h>
 #include <zeroth/zero/tier_plan.h>
 
@@ -129,6 +130,8 @@ class ShardGroup {
                                               int micro_steps) const;
   [[nodiscard]] std::uint64_t planned_files(std::span<const StateDeclaration> states, int micro_steps,
                                             std::size_t stripe_bytes) const;
+  [[nodiscard]] FileTraffic planned_file_traffic(BlockSet set, std::span<const StateDeclaration> states,
+                                                 int micro_steps, std::span<const int> forwards) const;
   [[nodiscard]] TierTable planned_tiers(std::span<const StateDeclaration> states, int micro_steps,
                                         std::size_t stripe_bytes) const;
   [[nodiscard]] std::uint64_t resident_bytes() const { return memory_->resident_bytes(); }

@@ -312,6 +312,7 @@ void finish(Bound& bound, const Structure& structure, ExpertsOutcome& outcome) {
     outcome.values.push_back(bound.value(static_cast<int>(param)));
   }
   outcome.memory = bound.engine().memory_report();
+  outcome.transfers = bound.engine().transfer_report();
   outcome.planned_wire = bound.engine().planned_wire();
 }
 

@@ -47,6 +47,7 @@ struct ExpertsOutcome {
   std::vector<std::string> names{};           ///< of parameters; experts with their number: "experts.0.1.weight"
   std::vector<std::vector<double>> values{};  ///< in the same order
   MemoryReport memory{};
+  TransferReport transfers{};
   WireBytes planned_wire{};
   std::uint64_t gather_bytes = 0;  ///< of the last step, with reductions in reduce_bytes
   std::uint64_t reduce_bytes = 0;

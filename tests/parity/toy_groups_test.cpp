@@ -9,6 +9,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -104,6 +105,46 @@ TEST(Experts, TrainLikeOneProcessOverEveryTransport) {
       } else {
         ASSERT_TRUE(ranks.report.ok()) << ranks.report.text();
         EXPECT_EQ(difference(expected, ranks.outcomes[0]), "") << dense << " " << experts;
+      }
+    }
+  }
+}
+
+// Each group has stores of its own, and one queue serves them all.
+TEST(Experts, TrainLikeOneProcessWhereStatesOfGroupsRestInFiles) {
+  constexpr Residency kMemory = Residency::kDevice;
+  constexpr Residency kFiles = Residency::kFiles;
+  const auto resting = [](Residency optimizer, Residency parameter) {
+    return ResidencyPlan{.optimizer = optimizer, .parameter = parameter, .block_elements = 1024, .slots = 3};
+  };
+  const std::pair<ResidencyPlan, ResidencyPlan> kPlaces[] = {
+      {resting(kFiles, kMemory), resting(kFiles, kMemory)},
+      {resting(kFiles, kFiles), resting(kFiles, kFiles)},
+      {resting(kMemory, kMemory), resting(kMemory, kFiles)},
+      {resting(kMemory, kFiles), resting(kFiles, kMemory)},
+  };
+  for (const auto& [dense, experts] : {std::pair{3, 3}, {1, 2}, {0, 3}}) {
+    for (const auto& [of_dense, of_experts] : kPlaces) {
+      ExpertsTraining training;
+      training.dense = zero_plan(dense, {"edp", "ep"});
+      training.experts = zero_plan(experts, {"edp"});
+      training.dense.residency = of_dense;
+      training.experts.residency = of_experts;
+      training.tamper = [](int, std::vector<ParamSpec>&, EngineSettings& settings) {
+        settings.storage = {.folders = {std::filesystem::temp_directory_path().string()}, .stripe_bytes = 4096};
+      };
+      const Ranks ranks = train_experts(training);
+      const std::string text = std::to_string(dense) + " " + std::to_string(experts);
+      EXPECT_EQ(difference_from_one_process(one_process(), ranks), "") << text;
+      for (const ExpertsOutcome& outcome : ranks.outcomes) {
+        EXPECT_EQ(outcome.memory.planned, outcome.memory.measured_peak) << text << to_text(outcome.memory);
+        EXPECT_EQ(outcome.memory.planned_files, outcome.memory.measured_files) << text;
+        for (const TransferRow& row : outcome.transfers.rows) {
+          ASSERT_TRUE(row.planned) << text;
+          EXPECT_EQ(row.last_step.needed_bytes, row.planned->read_bytes) << text << to_text(outcome.transfers);
+          EXPECT_EQ(row.last_step.changed_bytes, row.planned->write_bytes) << text << to_text(outcome.transfers);
+        }
+        EXPECT_FALSE(outcome.transfers.rows.empty()) << text;
       }
     }
   }

@@ -1,13 +1,11 @@
 // States in files: the bits of states in memory at every stage, memory and disk as planned, and checkpoints that do not
 // know where a state rested.
+#include "toy_residency.h"
+
 #include "support/checkpoint_folder.h"
-#include "support/covering_array.h"
 #include "support/own_file_system.h"
-#include "support/toy_training.h"
-#include "toy_engine.h"
 
 #include <zeroth/base/failpoint.h>
-#include <zeroth/io/io_queue.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -24,55 +22,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
-
-constexpr DType kDtypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
-constexpr double kRatios[] = {1.0, 0.5, 0.0};
-constexpr int kSlots[] = {2, 3, 6};
-constexpr IoEngineKind kEngines[] = {IoEngineKind::kThreads, IoEngineKind::kAuto};
-constexpr const char* kOptimizers[] = {"AdamW", "SGD"};
-
-ToyTraining training_of(const FactorRow& row) {
-  ToyTraining training = small(row[0], row[1] + 1);
-  training.micro_steps = row[2] == 0 ? 1 : 3;
-  training.model = {.width = 70, .blocks = 4, .dtype = kDtypes[row[3]]};  // a block has 4,970 parameters
-  training.model.frozen_blocks = {1};
-  training.model.tie_first_two = true;
-  training.model.round_gradients = size_of(training.model.dtype) == 2;
-  training.optimizer = kOptimizers[row[7]];
-  training.transport = row[6] == 0 ? ThreadTransport::kMemory : ThreadTransport::kMessages;
-  const bool scales = training.model.dtype == DType::kFloat16;
-  training.tamper = [scales](int, ToyStructure&, EngineSettings& settings) {
-    if (scales) settings.loss_scaling = {.enabled = true, .initial_power = 4, .window = 1};
-  };
-  return training;
-}
-
-/// What rests in files.
-enum Filed : int { kOptimizerStates, kParameters, kBoth };
-
-/// The least of parameters in memory that the engine takes: the root's, the largest unit.
-std::int64_t smallest_working_set(const FactorRow& row) {
-  const bool whole = row[0] < 3 || row[1] == 0;
-  return 1024 * (whole ? 7 : row[1] == 1 ? 4 : 3);
-}
-
-ToyTraining in_files(ToyTraining training, const FactorRow& row) {
-  training.mode = row[9] == 0 ? ExecutionMode::kInline : ExecutionMode::kChaos;
-  training.plan.residency = {.optimizer = row[10] == kParameters ? Residency::kDevice : Residency::kFiles,
-                             .parameter = row[10] == kOptimizerStates ? Residency::kDevice : Residency::kFiles,
-                             .optimizer_ratio = kRatios[row[4]],
-                             .block_elements = 1024,
-                             .slots = kSlots[row[5]],
-                             .parameter_elements = row[11] == 0 ? 0 : smallest_working_set(row)};
-  const auto before = training.tamper;
-  const IoEngineKind engine = kEngines[row[8]];
-  training.tamper = [before, engine](int rank, ToyStructure& structure, EngineSettings& settings) {
-    if (before) before(rank, structure, settings);
-    settings.storage = {
-        .folders = {std::filesystem::temp_directory_path().string()}, .engine = engine, .stripe_bytes = 4096};
-  };
-  return training;
-}
 
 /// But for copies that ranks make beyond the plan when they wait long for each other, on a busy machine (spills).
 void expect_memory_as_planned(const MemoryReport& memory, const std::string& text) {
@@ -107,30 +56,47 @@ void expect_the_bits_of_memory(const FactorRow& row) {
   }
 }
 
-// stage, ranks, micro-steps, dtype, ratio, slots, transport, optimizer, engine, execution, what rests in files, how
-// many parameters in memory
-const std::vector<int> kLevels{4, 3, 2, 3, 3, 3, 2, 2, 2, 2, 3, 2};
-
 TEST(Residency, StatesInFilesHaveTheBitsOfStatesInMemory) {
-  for (const FactorRow& row : covering_array(kLevels, 2, {})) expect_the_bits_of_memory(row);
+  for (const FactorRow& row : covering_array(kResidencyLevels, 2, {})) expect_the_bits_of_memory(row);
 }
 
 TEST(LongResidency, StatesInFilesHaveTheBitsOfStatesInMemory) {
-  for (const FactorRow& row : covering_array(kLevels, 3, {})) expect_the_bits_of_memory(row);
+  for (const FactorRow& row : covering_array(kResidencyLevels, 3, {})) expect_the_bits_of_memory(row);
+}
+
+// The same of every stage, number of ranks and of micro-steps, time of the update, engine, and choice of what rests in
+// files.
+TEST(LongResidency, EveryCombinationHasTheBitsOfStatesInMemory) {
+  constexpr std::pair<Filed, double> kFiled[] = {
+      {kOptimizerStates, 1.0}, {kOptimizerStates, 0.5}, {kParameters, 1.0}, {kBoth, 0.5}};
+  for (const FactorRow& row : covering_array({4, 3, 2, 2}, 4, {})) {  // stage, ranks, micro-steps, inside backward
+    FactorRow factors{row[0], row[1], row[2], 1, 0, 1, 0, 0, 0, 0, 0, 0};
+    ToyTraining resident = training_of(factors);
+    resident.steps = 3;
+    resident.reports_memory = false;
+    resident = with_settings(resident, [inside = row[3] == 1](EngineSettings& settings) {
+      settings.update = {.inside_backward = inside, .clip_by = ClipBy::kPreviousNorm};
+    });
+    const ToyOutcome expected = train_toy(resident);
+    for (const auto& [filed, ratio] : kFiled) {
+      for (const IoEngineKind engine : {IoEngineKind::kThreads, IoEngineKind::kAio, IoEngineKind::kAuto}) {
+        factors[10] = filed;
+        ToyTraining training = with_settings(in_files(resident, factors),
+                                             [engine](EngineSettings& settings) { settings.storage.engine = engine; });
+        training.plan.residency.optimizer_ratio = ratio;
+        EXPECT_EQ(difference(expected, train_toy(training)), "")
+            << "stage " << row[0] << ", " << row[1] + 1 << " ranks, " << training.micro_steps << " micro-steps, "
+            << (row[3] == 1 ? "inside backward" : "after the vote") << ", files " << filed << ", ratio " << ratio
+            << ", " << name_of(engine);
+      }
+    }
+  }
 }
 
 std::uint64_t memory_of(const ToyOutcome& outcome) {
   std::uint64_t bytes = 0;
   for (const MemoryReport& report : outcome.memory) bytes += report.planned.total();
   return bytes;
-}
-
-ToyTraining with_settings(ToyTraining training, const std::function<void(EngineSettings&)>& change) {
-  training.tamper = [before = training.tamper, change](int rank, ToyStructure& structure, EngineSettings& settings) {
-    if (before) before(rank, structure, settings);
-    change(settings);
-  };
-  return training;
 }
 
 TEST(Residency, APlannedRatioKeepsInMemoryWhatFitsAndHasTheSameBits) {

@@ -21,6 +21,7 @@
 #include <zeroth/engine/operation.h>
 #include <zeroth/engine/state_access.h>
 #include <zeroth/engine/step_result.h>
+#include <zeroth/engine/transfer_report.h>
 #include <zeroth/engine/uneven.h>
 #include <zeroth/engine/update_settings.h>
 #include <zeroth/io/io_queue.h>
@@ -48,6 +49,8 @@ struct GroupResources;
 class PhaseClock;
 class ShardGroup;
 class StepWarnings;
+class TransferLog;
+struct TransferTotals;
 struct CommitVote;
 struct EarlyUpdate;
 struct StatePiece;
@@ -82,6 +85,9 @@ struct StorageSettings {
   FileAccess access = FileAccess::kDirect;
   int queue_depth = 32;
   std::size_t stripe_bytes = std::size_t{1} << 20U;
+  /// Makes the queue; unset: open_io_queue().
+  std::function<std::shared_ptr<IoQueue>(const std::string& folder, const IoQueueOptions& options)> own_queue{};
+  TransferClock::Now now{};  ///< the clock of transfers; unset: the steady one
 };
 
 /// Most bytes that one rank may plan on each tier; 0: no limit of its own.
@@ -399,7 +405,14 @@ class Engine {
   [[nodiscard]] MemoryReport memory_report() const;
   [[nodiscard]] WireBytes planned_wire() const;
   [[nodiscard]] const ParameterStore::Counters& counters() const { return counters_; }
-  /// Resets the peaks, to measure a phase by itself.
+  /// What moved between memory and files, beside the formula, and what the training waited for it. Local.
+  [[nodiscard]] TransferReport transfer_report() const;
+  /// From now on the engine keeps what the rank does and what moves between memory and files, the latest 65,536 pieces
+  /// of each; false: no more. What was kept is dropped.
+  void trace_transfers(bool on);
+  /// What was kept, in Chrome's trace format (chrome://tracing, ui.perfetto.dev).
+  [[nodiscard]] std::string transfer_trace() const;
+  /// Resets the peaks, and the sums of transfer_report(), to measure a phase by itself.
   void reset_peaks();
   [[nodiscard]] std::int64_t committed_steps() const { return committed_steps_; }
   /// Micro-steps of the running step that have ended.
@@ -434,6 +447,11 @@ class Engine {
   void build_groups();
   [[nodiscard]] StateFiles open_files();
   void open_activations();
+  /// Takes what has ended: transfers that wait for a free place begin, and ends have their time.
+  void look_at_files() const;
+  [[nodiscard]] TransferTotals transfer_totals() const;
+  /// Of the group's units, where the front end has said it (steer()); else empty.
+  [[nodiscard]] std::vector<int> forwards_of(const ShardGroup& group) const;
   /// For waits that are not for ranks. Throws the verdict of the control plane, and if a rank has stopped or is lost.
   void look_after_others();
   [[nodiscard]] Kernels& host_kernels() const { return host_kernels_ ? *host_kernels_ : *kernels_; }
@@ -551,6 +569,8 @@ class Engine {
   std::vector<std::unique_ptr<ShardGroup>> groups_;
   std::unique_ptr<UnevenJoin> uneven_join_;
   Arena checkpoint_copy_;
+  std::shared_ptr<TransferClock> transfers_;
+  std::unique_ptr<TransferLog> transfer_log_;
   std::shared_ptr<ActivationStore> activations_;
   MemoryHold activations_hold_;
   std::shared_ptr<Engine*> self_ = std::make_shared<Engine*>(this);
