@@ -255,7 +255,7 @@ void Updater::update_beside_device(std::span<const Piece> next, const StateView&
                      array_bytes(piece.range.size(), layout.dtype), up_);
 }
 
-void Updater::look_ahead(std::span<const Piece> next) {
+void Updater::look_ahead(std::span<const Piece> next, std::span<const int> flats) {
   constexpr int kMostLooks = 1024;  // at states in memory, between those in files
   int blocks = memory_.views_ahead() == 0 ? 0 : memory_.views_ahead() + 1;
   int looks = kMostLooks;
@@ -273,7 +273,7 @@ void Updater::look_ahead(std::span<const Piece> next) {
     fetch(flat, piece.range.begin);
   }
   for (const int other : last_order_) {
-    if (other == flat || is_updated(other)) continue;
+    if (is_updated(other) || std::ranges::find(flats, other) != flats.end()) continue;
     const Range range = memory_.update_range(other);
     for (std::int64_t at = range.begin; at < range.end; at = memory_.together(other, at).end) {
       if (blocks <= 0 || looks <= 0) return;
@@ -298,7 +298,7 @@ void Updater::update_flats(std::span<const int> flats, const std::vector<bool>& 
     const std::span<const Piece> rest = std::span<const Piece>(pieces).subspan(next);
     if (piece.flat != viewed || piece.range.begin >= together.end) {
       view.reset();
-      look_ahead(rest);
+      look_ahead(rest, flats);
       view.emplace(memory_.view(piece.flat, piece.range.begin, Access::kUpdate));
       together = memory_.together(piece.flat, piece.range.begin);
       viewed = piece.flat;

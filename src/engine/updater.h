@@ -58,7 +58,7 @@ class Updater {
   void forget_updated();
 
   /// Starts to bring the states that the update goes on with: flats come in the order of the last one. Never blocks.
-  void prefetch() { look_ahead({}); }
+  void prefetch() { look_ahead({}, {}); }
 
   /// Updates so far, one a parameter.
   [[nodiscard]] const std::vector<std::int64_t>& updates() const { return steps_; }
@@ -106,8 +106,8 @@ class Updater {
   void update_beside_device(std::span<const Piece> next, const StateView& view, double factor, const GroupHyper& hyper);
   /// The update reads the parameter, which is on the device.
   [[nodiscard]] bool brings_parameter(int flat) const;
-  /// Starts to bring the states of `next`, and of flats after them.
-  void look_ahead(std::span<const Piece> next);
+  /// Starts to bring the states of `next`, the rest of `flats`, and of flats after these.
+  void look_ahead(std::span<const Piece> next, std::span<const int> flats);
 
   const ModelLayout& layout_;
   const Optimizer& optimizer_;
