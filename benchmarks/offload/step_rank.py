@@ -24,10 +24,14 @@ def offloaded(device: str, folder: str) -> dict[str, Any]:
     return {"offload_optimizer": {"device": device, **where}}
 
 
-def deepspeed(work: Work, stage: int, device: str, folder: str) -> DeepSpeed:
+def deepspeed(work: Work, stage: int, device: str, folder: str, *, tuned: bool = False) -> DeepSpeed:
     """With its own optimizer for this."""
     adam = {"optimizer": {"type": "AdamW", "params": {"lr": work.lr, "weight_decay": 0.01}}, "aio": AIO}
-    return DeepSpeed(work, stage, offloaded(device, folder), adam)
+    options = offloaded(device, folder)
+    if tuned:
+        options["offload_optimizer"] |= {"pipeline_read": True, "pipeline_write": True, "buffer_count": 16}
+        options["sub_group_size"] = 2_000_000
+    return DeepSpeed(work, stage, options, adam)
 
 
 def add_contestants(folder: str) -> None:
@@ -39,6 +43,7 @@ def add_contestants(folder: str) -> None:
             MAKERS[f"deepspeed-{stage}-{name}"] = lambda work, stage=stage, device=device: deepspeed(  # type: ignore[misc]
                 work, stage, device, folder
             )
+    MAKERS["deepspeed-3-files-tuned"] = lambda work: deepspeed(work, 3, "nvme", folder, tuned=True)
     early = {"update": {"inside_backward": True}}
     for stage in (1, 3):
         MAKERS[f"zeroth-{stage}-files-inside"] = lambda work, stage=stage: Zeroth(  # type: ignore[misc]

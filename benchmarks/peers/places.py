@@ -17,9 +17,13 @@ VENV = ROOT / "build/peers-venv"
 REQUIREMENTS = pathlib.Path(__file__).resolve().parent / "requirements.txt"
 DEEPSPEED = {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0", "TORCH_EXTENSIONS_DIR": str(VENV / "extensions")}
 BUILD_OPERATOR = """
+import sys
 from deepspeed.accelerator import get_accelerator
-get_accelerator().create_op_builder("ShareMemCommBuilder").load()
+for name in sys.argv[1:]:
+    get_accelerator().create_op_builder(name).load()
 """
+OFFLOAD_OPERATORS = ("CPUAdamBuilder", "AsyncIOBuilder")
+"""what DeepSpeed compiles when states are offloaded; the second one wants libaio.h (Debian: libaio-dev)"""
 
 
 @dataclasses.dataclass(kw_only=True, frozen=True)
@@ -86,5 +90,25 @@ def _install(base: pathlib.Path) -> float:
     if subprocess.run(pip, env=environment, check=False).returncode != 0:
         return 0.0
     start = time.monotonic()
-    done = subprocess.run([python, "-c", BUILD_OPERATOR], env=environment, check=False, stdout=subprocess.DEVNULL)
+    command = [python, "-c", BUILD_OPERATOR, "ShareMemCommBuilder"]
+    done = subprocess.run(command, env=environment, check=False, stdout=subprocess.DEVNULL)
     return time.monotonic() - start if done.returncode == 0 else 0.0
+
+
+def compile_for_offload(places: Places) -> dict[str, str]:
+    """DeepSpeed's operators of OFFLOAD_OPERATORS, once, for some minutes: otherwise the first job would do it, one rank
+    waiting for the other. Returns why, for each that cannot be compiled."""
+    failures = {}
+    for name in OFFLOAD_OPERATORS:
+        print(f"compiling DeepSpeed's {name}", file=sys.stderr, flush=True)
+        done = subprocess.run(
+            [places.python, "-c", BUILD_OPERATOR, name],
+            env=places.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+            failures[name] = said[-1][:300] if said else f"exit code {done.returncode}"
+    return failures
