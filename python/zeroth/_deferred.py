@@ -129,13 +129,15 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def run_random(self) -> None:
         """Takes from the generators what the calls would have taken, and notes their states."""
+        # In one block, made before: a state that is kept between two scratch tensors lies in the place of the first,
+        # where the second then does not fit, and the heap grows by the whole model.
+        random = [call for call in self.calls if call.random]
+        block = torch.empty(len(random), torch.default_generator.get_state().numel(), dtype=torch.uint8)
         with torch.no_grad():
-            for call in self.calls:
-                if call.random:
-                    generator = _generator_of(call)
-                    call.state = generator.get_state()
-                    memory: dict[int, torch.UntypedStorage] = {}
-                    _run(call, memory, scratch=True)
+            for call, state in zip(random, block, strict=True):
+                call.state = state.copy_(_generator_of(call).get_state())
+                memory: dict[int, torch.UntypedStorage] = {}
+                _run(call, memory, scratch=True)
 
     def values(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """On the CPU, those that an ordinary build would have given `tensor`."""
@@ -177,7 +179,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     _run(call, memory)
                     continue
                 now = generator.get_state()
-                generator.set_state(call.state)
+                generator.set_state(call.state.clone())  # torch reads over the end of a view
                 _run(call, memory)
                 generator.set_state(now)
         return _real(wanted, memory)
@@ -311,7 +313,7 @@ def random_states_of(model: nn.Module) -> list[torch.Tensor]:
     for module in model.modules():
         recording: Recording | None = module.__dict__.get(_ATTRIBUTE)
         if recording is not None:
-            states += [call.state for call in recording.calls if call.state is not None][:1]
+            states += [call.state.clone() for call in recording.calls if call.state is not None][:1]
     return states
 
 

@@ -553,6 +553,12 @@ class Fancy(Net):
                 block[0].bias[3:].zero_()
 
 
+def own_bytes() -> int:
+    """Of this process, without files."""
+    (line,) = [line for line in open("/proc/self/status", encoding="utf-8") if line.startswith("RssAnon:")]  # noqa: SIM115
+    return int(line.split()[1]) << 10
+
+
 def meta() -> None:
     """A deferred module has the weights of an ordinary build, and at most one unit of them at once."""
     for dtype in (torch.float32, torch.bfloat16):
@@ -584,6 +590,11 @@ def meta() -> None:
     peak = engine.memory_report().construction_peak
     assert unit <= peak <= 2 * unit + 4096, (unit, peak)
     engine.close()
+    torch.empty(8 << 20, dtype=torch.uint8)  # once it is gone, the heap has what is smaller
+    before = own_bytes()
+    model = zeroth.deferred(lambda: nn.ModuleList(nn.Linear(512, 512 * (1, 3, 5)[number % 3]) for number in range(60)))
+    whole = sum(parameter.nbytes for parameter in model.parameters())
+    assert own_bytes() - before < whole / 2, (own_bytes() - before, whole)
     with refused("MODEL", "has no values"):
         model = zeroth.deferred(lambda: nn.Linear(3, 3))
         zeroth.Engine(model.bfloat16())
