@@ -4,6 +4,7 @@
 #include <zeroth/base/error.h>
 #include <zeroth/base/interrupt.h>
 #include <zeroth/libtorch/engine.h>
+#include <zeroth/libtorch/tier_preview.h>
 
 #include <ATen/core/grad_mode.h>
 #include <pthread.h>
@@ -349,6 +350,14 @@ std::function<bool()> has_entries(PyObject* dictionary) {
   };
 }
 
+std::vector<libtorch::UnitPath> unit_paths(const std::vector<UnitTuple>& units) {
+  std::vector<libtorch::UnitPath> paths;
+  for (const auto& [path, identity, type] : units) {
+    paths.push_back({.path = path, .identity = reinterpret_cast<const void*>(identity), .type = type});
+  }
+  return paths;
+}
+
 std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units, std::string units_hint,
                                     std::vector<TensorTuple> parameters, const std::vector<BufferTuple>& buffers,
                                     const std::vector<py::dict>& groups, const std::map<std::string, int>& group_of,
@@ -357,10 +366,6 @@ std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units, std::st
                                     const std::map<std::string, py::dict>& hooks,
                                     const std::set<std::string>& trainable_later, const py::object& initial,
                                     const std::map<std::string, libtorch::ParameterBox>& boxes) {
-  std::vector<libtorch::UnitPath> paths;
-  for (const auto& [path, identity, type] : units) {
-    paths.push_back({.path = path, .identity = reinterpret_cast<const void*>(identity), .type = type});
-  }
   libtorch::EngineOptions options{.log_level = log_level_of(log_level),
                                   .progress_every = Milliseconds(static_cast<std::int64_t>(progress_every_s * 1000)),
                                   .json_log = std::move(json_log),
@@ -382,13 +387,32 @@ std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units, std::st
     };
   }
   const py::gil_scoped_release no_gil;
-  ModelDescription model =
-      libtorch::describe_model(paths, named_parameters(std::move(parameters), group_of, trainable_later, boxes),
-                               named_buffers(buffers), [&group_of](const std::string& name, const at::Tensor&) {
-                                 const auto found = group_of.find(name);
-                                 return found != group_of.end() ? found->second : 0;
-                               });
+  ModelDescription model = libtorch::describe_model(
+      unit_paths(units), named_parameters(std::move(parameters), group_of, trainable_later, boxes),
+      named_buffers(buffers), [&group_of](const std::string& name, const at::Tensor&) {
+        const auto found = group_of.find(name);
+        return found != group_of.end() ? found->second : 0;
+      });
   return std::make_shared<Engine>(std::move(model), std::move(config), world, std::move(options));
+}
+
+using TierTuple = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>;  // device, host, files
+
+/// Bytes by state, and the table as text.
+std::pair<std::map<std::string, TierTuple>, std::string> preview_tiers(
+    const std::vector<UnitTuple>& units, std::vector<TensorTuple> parameters,
+    const std::map<std::string, libtorch::ParameterBox>& boxes, const Config& config, int rank, int world) {
+  ModelDescription model =
+      libtorch::describe_model(unit_paths(units), named_parameters(std::move(parameters), {}, {}, boxes), {},
+                               [](const std::string&, const at::Tensor&) { return 0; });
+  const TierTable table = libtorch::preview_tiers(std::move(model), config, {}, rank, world);
+  std::map<std::string, TierTuple> rows;
+  for (std::size_t state = 0; state < kNumMemoryStates; ++state) {
+    const TierBytes& row = table.rows[state];
+    if (row == TierBytes{}) continue;
+    rows.emplace(name_of(static_cast<MemoryState>(state)), TierTuple(row.device, row.host, row.files));
+  }
+  return {std::move(rows), to_text(table)};
 }
 
 SaveOptions save_options(const std::string& user, const std::string& user_of_rank, int keep_last, int keep_every,
@@ -465,6 +489,9 @@ void bind_engine(py::module_& module) {
       .def_property_readonly("stages", [](const libtorch::ParameterBox& box) { return box.axes.stages; });
 
   py::class_<libtorch::Gathered>(module, "Gathered").def("finish", &libtorch::Gathered::finish, NoGil());
+
+  module.def("preview_tiers", &preview_tiers, py::arg("units"), py::arg("parameters"), py::arg("boxes"),
+             py::arg("config"), py::arg("rank"), py::arg("world"), NoGil());
 
   py::class_<SaveHandle>(module, "SaveHandle", "A save that runs behind the training: Engine.save(async_=True).")
       .def_property_readonly("path", &SaveHandle::path, "Final name of the checkpoint; it is there after wait().")
@@ -675,6 +702,10 @@ void bind_engine(py::module_& module) {
                  {"control", report.control}};
            })
       .def("reset_counters", [](Engine& self) { self.base().reset_counters(); })
+      .def(
+          "set_activation_choice",
+          [](Engine& self, std::string choice) { self.base().core().set_activation_choice(std::move(choice)); },
+          py::arg("choice"))
       .def("close", &Engine::close, py::arg("keep_parameters"), NoGil())
       .def_property_readonly("device", [](Engine& self) { return self.base().device(); })
       .def_property_readonly("rank", [](Engine& self) { return self.base().rank(); })

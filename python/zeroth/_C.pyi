@@ -294,7 +294,7 @@ class Config:
         """Section zeroth.sequence: method, order and ulysses."""
     @property
     def activations(self) -> dict[str, Any]:
-        """The keys of zeroth.activations: device (cpu_checkpointing counted), saved and min_bytes."""
+        """The keys of zeroth.activations (in device cpu_checkpointing counts), and of the files: piece_bytes, io, direct."""
     @property
     def updates_inside_backward(self) -> bool:
         """zeroth.update.inside_backward."""
@@ -756,6 +756,10 @@ class MemoryReport:
         """Which states rest in files and why, if the engine has chosen it (zeroth.offload.ratio); else ""."""
 
     @property
+    def activation_choice(self) -> str:
+        """What each unit does with its activations and why, if the engine has chosen it (zeroth.activations.choice); else ""."""
+
+    @property
     def planned_files(self) -> int:
         """Bytes on disk of states that rest in files, see zero_optimization.offload_optimizer and offload_param."""
 
@@ -860,6 +864,8 @@ class Engine:
     def memory_report(self) -> MemoryReport: ...
     def wire_report(self) -> dict[str, int]: ...
     def reset_counters(self) -> None: ...
+    def set_activation_choice(self, choice: str) -> None:
+        """For the log of rank 0, and for MemoryReport.activation_choice."""
     def close(self, keep_parameters: bool) -> None: ...
     @property
     def state_kinds(self) -> list[str]: ...
@@ -968,6 +974,9 @@ def open_activation_store(
 def activation_store_of(engine: Engine) -> ActivationStore | None:
     """The one that the engine opened for the section zeroth.activations."""
 
+def free_bytes_of_rank(world: World) -> int:
+    """Memory that the system still has, shared out over the ranks of this host."""
+
 def plan_activations(
     *,
     units: Sequence[tuple[str, int, int, float, float, float]],
@@ -975,6 +984,15 @@ def plan_activations(
     read_bytes_per_s: float,
     memory_bytes: int,
 ) -> dict[str, Any]: ...
+def preview_tiers(
+    units: Sequence[tuple[str, int, str]],
+    parameters: Sequence[tuple[str, torch.Tensor]],
+    boxes: Mapping[str, ParameterBox],
+    config: Config,
+    rank: int,
+    world: int,
+) -> tuple[dict[str, tuple[int, int, int]], str]:
+    """Bytes on device, host and files by state, and the table."""
 
 class SavedTensor:
     """A tensor as autograd saved it; its end drops what was moved."""

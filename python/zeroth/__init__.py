@@ -34,6 +34,7 @@ from zeroth._host_table import HostTable, HostTableTraffic
 from zeroth._pretrained import load_pretrained
 from zeroth._reversible import Reversible, ReversibleSequence
 from zeroth._state import Loaded
+from zeroth._tier_plan import TierBytes, TierPlan, plan_tiers
 from zeroth._tiled import TiledEmbedding, TiledLinear, tile, tiled_state_dict, untile, untiled_state_dict
 from zeroth._units import Unit, units
 from zeroth.parallel import parallelize
@@ -67,6 +68,8 @@ __all__ = [
     "SaveHandle",
     "StepResult",
     "StepTimes",
+    "TierBytes",
+    "TierPlan",
     "TiledEmbedding",
     "TiledLinear",
     "Unit",
@@ -82,6 +85,7 @@ __all__ = [
     "parallelize",
     "pipeline",
     "plan_activations",
+    "plan_tiers",
     "tile",
     "tiled_state_dict",
     "units",

@@ -56,7 +56,7 @@ Engine::Engine(std::vector<ParamSpec> params, std::vector<UnitSpec> units, Engin
       kernels_(settings_.own_kernels ? settings_.own_kernels(device, *pool_) : make_kernels(device, *pool_)),
       host_kernels_(kernels_->on_host() ? nullptr : make_host_kernels(device, *pool_, kernels::best_isa())),
       place_(mesh_place_of(settings_, communicator_.rank(), communicator_.size())),
-      layout_(make_model_layout(std::move(params), std::move(units), degrees_of_groups())),
+      layout_(make_model_layout(std::move(params), std::move(units), degrees_of_groups(settings_, place_))),
       scaler_(settings_.loss_scaling),
       early_(std::make_unique<EarlyUpdate>()) {
   clock_ = std::make_unique<PhaseClock>();
@@ -104,15 +104,6 @@ Engine::Engine(std::vector<ParamSpec> params, std::vector<UnitSpec> units, Engin
   open_activations();
 }
 
-std::vector<Degrees> Engine::degrees_of_groups() const {
-  std::vector<Degrees> degrees;
-  for (const ShardGroupSpec& spec : shard_groups_of(settings_)) {
-    spec.plan.validate();
-    degrees.push_back(spec.plan.degrees(size_of_group(spec, place_)));
-  }
-  return degrees;
-}
-
 void Engine::build_groups() {
   const std::vector<std::string> batch_axes = batch_axes_of(settings_, place_);
   data_ranks_ = place_.size(batch_axes);
@@ -121,20 +112,13 @@ void Engine::build_groups() {
     if (std::ranges::find(batch_axes, axis.name) == batch_axes.end()) others.push_back(axis.name);
   }
   leads_batch_ = place_.is_first(others);
-  split_ = split_model(layout_, degrees_of_groups());
-  std::vector<ShardGroupSpec> specs = shard_groups_of(settings_);
-  for (std::size_t index = 0; index < specs.size(); ++index) {
-    ShardGroupSpec& spec = specs[index];
-    spec.plan.holds_gradients = settings_.update.delayed_after.has_value();
-    spec.plan.rounds_sums = settings_.update.rounds_sums;
-    spec.plan.residency.beside_device = !kernels_->on_host();
-    require_host_updates(spec.plan.residency);
-    if (!device_.asynchronous()) spec.plan.prefetch_units = 0;  // nothing goes ahead of the caller: no slot for it
-    if (!choose_exchange(communicator_.backend().capabilities(), kernels_->memory()).narrow_buckets)
-      spec.plan.narrow_buckets = false;
-    groups_.push_back(
-        std::make_unique<ShardGroup>(std::move(spec), std::move(split_.parts[index]), place_, batch_axes, world()));
-  }
+  split_ = split_model(layout_, degrees_of_groups(settings_, place_));
+  const ExchangeChoice exchange = choose_exchange(communicator_.backend().capabilities(), kernels_->memory());
+  groups_ = make_shard_groups(split_, settings_, place_, world(),
+                              {.asynchronous = device_.asynchronous(),
+                               .narrow_buckets = exchange.narrow_buckets,
+                               .beside_device = !kernels_->on_host()});
+  for (const auto& group : groups_) require_host_updates(group->spec().plan.residency);
   settings_.plan = groups_.front()->spec().plan;
 }
 
@@ -182,6 +166,11 @@ void Engine::open_activations() {
   };
   activations_ = ActivationStore::open(options);
   activations_hold_ = device_.ledger().hold({-1, MemoryState::kStaging}, settings_.activation_staging());
+}
+
+void Engine::set_activation_choice(std::string choice) {
+  activation_choice_ = std::move(choice);
+  log_.progress(activation_choice_);
 }
 
 void Engine::allocate_groups() {
@@ -802,7 +791,8 @@ MemoryReport Engine::memory_report() const {
                       .transport = communicator_.backend().memory_bytes(),
                       .pss = pss_bytes(),
                       .checkpoint_copy = checkpoint_copy_.capacity(),
-                      .residency_choice = residency_choice_};
+                      .residency_choice = residency_choice_,
+                      .activation_choice = activation_choice_};
   report.planned.bytes[static_cast<std::size_t>(MemoryState::kStaging)] += settings_.activation_staging();
   if (activations_) report.activation_files = activations_->measured_file_bytes();
   for (const auto& group : groups_) {

@@ -38,6 +38,7 @@ std::string to_text(const MemoryReport& report) {
   if (report.checkpoint_copy > 0) text += ", copy for checkpoints " + format_bytes(report.checkpoint_copy);
   if (report.compute_copies > 0) text += ", copies for computing " + format_bytes(report.compute_copies);
   if (!report.residency_choice.empty()) text += "\n  " + report.residency_choice;
+  if (!report.activation_choice.empty()) text += "\n  " + report.activation_choice;
   return text;
 }
 

@@ -94,6 +94,42 @@ std::vector<std::string> batch_axes_of(const EngineSettings& settings, const Mes
   return settings.batch_axes.empty() ? names_of(place.spec()) : settings.batch_axes;
 }
 
+std::vector<Degrees> degrees_of_groups(const EngineSettings& settings, const MeshPlace& place) {
+  std::vector<Degrees> degrees;
+  for (const ShardGroupSpec& spec : shard_groups_of(settings)) {
+    spec.plan.validate();
+    degrees.push_back(spec.plan.degrees(size_of_group(spec, place)));
+  }
+  return degrees;
+}
+
+ShardGroups make_shard_groups(ModelParts& split, const EngineSettings& settings, const MeshPlace& place, int world,
+                              GroupTraits traits) {
+  const std::vector<std::string> batch_axes = batch_axes_of(settings, place);
+  std::vector<ShardGroupSpec> specs = shard_groups_of(settings);
+  ShardGroups groups;
+  for (std::size_t index = 0; index < specs.size(); ++index) {
+    ShardGroupSpec& spec = specs[index];
+    spec.plan.holds_gradients = settings.update.delayed_after.has_value();
+    spec.plan.rounds_sums = settings.update.rounds_sums;
+    spec.plan.residency.beside_device = traits.beside_device;
+    if (!traits.asynchronous) spec.plan.prefetch_units = 0;  // nothing goes ahead of the caller: no slot for it
+    if (!traits.narrow_buckets) spec.plan.narrow_buckets = false;
+    groups.push_back(
+        std::make_unique<ShardGroup>(std::move(spec), std::move(split.parts[index]), place, batch_axes, world));
+  }
+  return groups;
+}
+
+TierTable planned_tiers(const ShardGroups& groups, const EngineSettings& settings,
+                        std::span<const StateDeclaration> states) {
+  TierTable table;
+  for (const auto& group : groups)
+    table += group->planned_tiers(states, settings.micro_steps, settings.storage.stripe_bytes);
+  table.rows[static_cast<std::size_t>(MemoryState::kStaging)].host += settings.activation_staging();
+  return table;
+}
+
 class ShardGroup::Binder final : public ParameterBinder {
  public:
   Binder(const std::vector<int>& flats, ParameterBinder& outer) : flats_(flats), outer_(outer) {}

@@ -181,5 +181,22 @@ using ShardGroups = std::vector<std::unique_ptr<ShardGroup>>;
 [[nodiscard]] MeshPlace mesh_place_of(const EngineSettings& settings, int rank, int world);
 /// EngineSettings::batch_axes, or all of the mesh.
 [[nodiscard]] std::vector<std::string> batch_axes_of(const EngineSettings& settings, const MeshPlace& place);
+/// Of each of shard_groups_of(). Throws what ShardingPlan::validate() and degrees() throw.
+[[nodiscard]] std::vector<Degrees> degrees_of_groups(const EngineSettings& settings, const MeshPlace& place);
+
+/// What a group's plan depends on beside the configuration.
+struct GroupTraits {
+  bool asynchronous = false;   ///< units are gathered ahead of the caller
+  bool narrow_buckets = true;  ///< ExchangeChoice's
+  bool beside_device = false;  ///< see ResidencyPlan
+};
+
+/// The groups of a rank, not connected yet. Takes the layouts from `split`.
+[[nodiscard]] ShardGroups make_shard_groups(ModelParts& split, const EngineSettings& settings, const MeshPlace& place,
+                                            int world, GroupTraits traits);
+
+/// Of all groups, and of the buffer for saved tensors.
+[[nodiscard]] TierTable planned_tiers(const ShardGroups& groups, const EngineSettings& settings,
+                                      std::span<const StateDeclaration> states);
 
 }  // namespace zeroth

@@ -57,10 +57,7 @@ std::string budget_line(const std::array<BudgetedTier, 3>& tiers) {
 void require_budgets(const ShardGroups& groups, const EngineSettings& settings,
                      std::span<const StateDeclaration> states, const Communicator& communicator) {
   if (settings.budget == TierBudget{}) return;  // the same on all ranks
-  TierTable table;
-  for (const auto& group : groups)
-    table += group->planned_tiers(states, settings.micro_steps, settings.storage.stripe_bytes);
-  table.rows[static_cast<std::size_t>(MemoryState::kStaging)].host += settings.activation_staging();
+  const TierTable table = planned_tiers(groups, settings, states);
   const std::array<BudgetedTier, 3> tiers = tiers_of(table.total(), settings.budget);
   const BudgetedTier& worst = *std::ranges::max_element(tiers, {}, &BudgetedTier::over);
   const auto world = static_cast<std::size_t>(communicator.size());

@@ -39,8 +39,7 @@ void OriginalValues::cast(const at::Tensor& tensor, at::ScalarType dtype) {
   tensor.set_data(tensor.detach().to(dtype));
 }
 
-OriginalValues cast_model(const Config& config, ModelDescription& model) {
-  OriginalValues originals;
+std::optional<DType> dtype_to_cast_to(const Config& config, const ModelDescription& model) {
   const bool half = config.fp16.enabled;
   if (!half && !config.bf16) {
     const ParamSpec* found = first_of(model, DType::kFloat16);
@@ -50,12 +49,12 @@ OriginalValues cast_model(const Config& config, ModelDescription& model) {
               .expected = "fp16.enabled",
               .got = "a configuration without it",
               .hint = "set {\"fp16\": {\"enabled\": true}}, or convert the model: model.to(torch.bfloat16)"});
-    return originals;
+    return std::nullopt;
   }
   const DType dtype = half ? DType::kFloat16 : DType::kBFloat16;
   const std::string key = half ? "fp16" : "bf16";
   require_no(model, half ? DType::kBFloat16 : DType::kFloat16, key, std::string(name_of(dtype)));
-  if (first_of(model, dtype) != nullptr) return originals;
+  if (first_of(model, dtype) != nullptr) return std::nullopt;
   const std::string torch_name = half ? "half" : "bfloat16";
   ZR_CHECK(config.runtime.cast, ErrorCode::kConfig,
            key + " is enabled, but the model has no " + std::string(name_of(dtype)) + " parameter",
@@ -65,11 +64,18 @@ OriginalValues cast_model(const Config& config, ModelDescription& model) {
             .got = model.params.empty() ? "no parameters" : std::string(name_of(model.params[0].dtype)),
             .hint = "let the engine cast it (zeroth.cast), or call model.to(torch." + torch_name +
                     ") before the engine is built"});
-  const at::ScalarType scalar = half ? at::kHalf : at::kBFloat16;
+  return dtype;
+}
+
+OriginalValues cast_model(const Config& config, ModelDescription& model) {
+  OriginalValues originals;
+  const std::optional<DType> dtype = dtype_to_cast_to(config, model);
+  if (!dtype) return originals;
+  const at::ScalarType scalar = *dtype == DType::kFloat16 ? at::kHalf : at::kBFloat16;
   for (std::size_t param = 0; param < model.params.size(); ++param) {
     if (model.tensors[param].scalar_type() != at::kFloat) continue;
     originals.cast(model.tensors[param], scalar);
-    model.params[param].dtype = dtype;
+    model.params[param].dtype = *dtype;
   }
   for (const NamedBuffer& buffer : model.buffers) {
     if (buffer.tensor.defined() && buffer.tensor.scalar_type() == at::kFloat) originals.cast(buffer.tensor, scalar);

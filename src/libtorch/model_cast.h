@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -28,6 +29,9 @@ class OriginalValues {
  private:
   std::vector<std::pair<at::Tensor, at::Tensor>> values_;
 };
+
+/// The dtype that float32 parameters of the model are to have; none: theirs. Throws what cast_model() throws.
+[[nodiscard]] std::optional<DType> dtype_to_cast_to(const Config& config, const ModelDescription& model);
 
 /// Where bf16 or fp16 is enabled: casts the float32 parameters and buffers of a model in which no trainable parameter
 /// has the dtype yet, as model.to(dtype) would; in one that has it, the user's dtypes stay. Throws kConfig for a model

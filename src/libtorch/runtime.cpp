@@ -11,6 +11,8 @@
 #include <zeroth/base/preemption.h>
 #include <zeroth/base/text.h>
 #include <zeroth/engine/settings.h>
+#include <zeroth/engine/tier_preview.h>
+#include <zeroth/libtorch/tier_preview.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
@@ -138,6 +140,19 @@ void name_unwanted_states(LoadReport& report, const std::vector<std::string>& ki
 }
 
 }  // namespace
+
+TierTable preview_tiers(ModelDescription model, Config config, const std::vector<ParamGroup>& groups, int rank,
+                        int world) {
+  config.validate();
+  if (const std::optional<DType> dtype = dtype_to_cast_to(config, model)) {
+    for (std::size_t param = 0; param < model.params.size(); ++param) {
+      if (model.tensors[param].scalar_type() == at::kFloat) model.params[param].dtype = *dtype;
+    }
+  }
+  EngineSettings settings = make_settings(config, {.world = world, .on_host = world}, group_hypers(config, groups));
+  share_parameters(model, config, settings);
+  return zeroth::preview_tiers(std::move(model.params), std::move(model.units), settings, rank, world);
+}
 
 Runtime::Runtime(Config config, ModelDescription model)
     : config_(std::move(config)), model_(std::move(model)), slots_(model_.tensors, model_.params), owner_(::getpid()) {}

@@ -103,6 +103,9 @@ def train(engine: zeroth.Engine, row: Row, first: int = 0, steps: int = STEPS) -
 def same_bits(folder: str) -> None:
     """In files as in memory: losses, norms, weights and moments; memory and disk as planned."""
     for row in ROWS:
+        with torch.device("meta"):
+            shapes = model()
+        foreseen = [zeroth.plan_tiers(shapes, config(row, folder), world_size=2, rank=rank) for rank in range(2)]
         resident, filed = made(row, ""), made(row, folder)
         assert train(resident, row) == train(filed, row), row
         for kind in ("master", "exp_avg") if row.optimizer == "AdamW" else ("master", "momentum_buffer"):
@@ -111,6 +114,9 @@ def same_bits(folder: str) -> None:
             assert all(torch.equal(got[name], value) for name, value in expected.items()), (row, kind)
         report = filed.memory_report()
         assert report.planned_files == report.measured_files > 0, report
+        total = foreseen[filed.rank].total
+        assert (total.memory, total.files) == (sum(report.planned.values()), report.planned_files), (row, foreseen)
+        assert all(parameter.is_meta for parameter in shapes.parameters()) and "staging" in str(foreseen[0])
         assert report.planned["staging"] == report.live["staging"] > 0, report
         assert resident.memory_report().planned_files == 0
         at_rest = {

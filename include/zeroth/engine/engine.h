@@ -172,9 +172,10 @@ struct MemoryReport {
   std::uint64_t checkpoint_copy = 0;   ///< of this rank's part of the last save_async(), kept for the next; in no plan
   std::uint64_t compute_copies =
       0;  ///< parameters' copies in the memory of the device that computes, where that is another one
-  std::uint64_t bus_down = 0;      ///< bytes of states that have come from the device since the engine was made
-  std::uint64_t bus_up = 0;        ///< that have gone to it
-  std::string residency_choice{};  ///< which states rest in files and why, if the engine has chosen it
+  std::uint64_t bus_down = 0;       ///< bytes of states that have come from the device since the engine was made
+  std::uint64_t bus_up = 0;         ///< that have gone to it
+  std::string residency_choice{};   ///< which states rest in files and why, if the engine has chosen it
+  std::string activation_choice{};  ///< Engine::set_activation_choice()
 };
 
 /// Table with one line a state. Several lines, no trailing newline.
@@ -215,6 +216,8 @@ class Engine {
   /// Saved tensors in files, for the front end; null unless EngineSettings::activations is set. It may outlive the
   /// engine.
   [[nodiscard]] const std::shared_ptr<ActivationStore>& activations() const { return activations_; }
+  /// What the front end does with saved tensors, and why: for the log of rank 0, and for the memory report.
+  void set_activation_choice(std::string choice);
   /// Takes the unit's lease for this backward, once; may gather and block as pre_forward() does.
   void pre_backward(int unit);
   /// Gives the unit's leases back: this backward no longer needs its parameters. Idempotent.
@@ -459,7 +462,6 @@ class Engine {
   void allocate_groups();
   void sync_groups(OperationId what, std::string_view name);
   void forget_order();
-  [[nodiscard]] std::vector<Degrees> degrees_of_groups() const;
   /// On a rank without a batch: takes part until no rank has a batch, another epoch begins, or the front end must act.
   [[nodiscard]] Next follow();
   /// Ends the state in which ranks have no batch. All ranks call it at the same place.
@@ -577,6 +579,7 @@ class Engine {
   std::optional<FrozenBase> frozen_base_;
   std::shared_ptr<SaveInFlight> saving_;
   std::string residency_choice_;    ///< see MemoryReport
+  std::string activation_choice_;   ///< likewise
   bool leads_batch_ = true;         ///< the first rank of those that compute on its batch
   int data_ranks_ = 1;              ///< ranks with batches of their own
   std::size_t reported_group_ = 0;  ///< the first group with a trainable parameter: the one of StepResult::lr
