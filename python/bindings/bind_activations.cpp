@@ -1,6 +1,8 @@
 #include "bindings.h"
 #include "engine_base.h"
 
+#include <zeroth/device/memory.h>
+#include <zeroth/engine/world.h>
 #include <zeroth/io/io_queue.h>
 #include <zeroth/libtorch/saved_tensors.h>
 #include <zeroth/offload/activation_store.h>
@@ -97,6 +99,12 @@ void bind_activations(py::module_& module) {
       "activation_store_of", [](const py::object& engine) { return engine_base_of(engine).core().activations(); },
       py::arg("engine"));
 
+  module.def(
+      "free_bytes_of_rank",
+      [](const World& world) {
+        return available_memory_bytes() / static_cast<std::uint64_t>(std::max(1, world.ranks_on_host()));
+      },
+      py::arg("world"));
   module.def("plan_activations", &plan, py::kw_only(), py::arg("units"), py::arg("write_bytes_per_s"),
              py::arg("read_bytes_per_s"), py::arg("memory_bytes"));
 

@@ -108,6 +108,14 @@ void bind_core(py::module_& module) {
                                keys["device"] = std::string(config.activations.tier());
                                keys["saved"] = config.activations.saved;
                                keys["min_bytes"] = config.activations.min_bytes;
+                               keys["choice"] = config.activations.choice;
+                               keys["memory_bytes"] = config.activations.memory_bytes;
+                               keys["nvme_path"] = config.activations.nvme_path;
+                               keys["prefetch"] = config.activations.prefetch;
+                               keys["buffer_bytes"] = config.activations.buffer_bytes;
+                               keys["piece_bytes"] = config.offload.stripe_bytes;
+                               keys["io"] = config.offload.io;
+                               keys["direct"] = config.offload.direct;
                                return keys;
                              })
       .def_property_readonly("updates_inside_backward",
@@ -206,6 +214,7 @@ void bind_core(py::module_& module) {
       .def_readonly("transport", &MemoryReport::transport)
       .def_readonly("pss", &MemoryReport::pss)
       .def_readonly("residency_choice", &MemoryReport::residency_choice)
+      .def_readonly("activation_choice", &MemoryReport::activation_choice)
       .def_readonly("planned_files", &MemoryReport::planned_files)
       .def_readonly("measured_files", &MemoryReport::measured_files)
       .def_readonly("activation_files", &MemoryReport::activation_files)

@@ -60,6 +60,10 @@ class ActivationOffload:
         """These tensors, and views of them, are never moved: parameters that live anyway."""
         self._tensors.keep(list(tensors))
 
+    def of_all(self) -> "ActivationOffload":
+        """With the same files and counters, for every saved tensor."""
+        return ActivationOffload(self._tensors, "all")
+
     def report(self) -> dict[str, int]:
         """Since reset_counters(). Tensors: `moved`, `shared` (their bytes were moved already) and `kept`. Reads:
         `restored`, `on_demand` (nobody had asked for them before they were needed), `wait_ns` for all transfers. Bytes

@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from zeroth import (
     _C,
     _access,
+    _activation_choice,
     _activations,
     _boxes,
     _deferred,
@@ -167,8 +168,10 @@ class Engine:
         self._parameters = list(model.parameters())
         _owned.update(map(id, self._parameters))
         self._require_same = _watch.follow(model)
+        self._planned: _activation_choice.PlannedUnits | None = None
         self._handles: list[RemovableHandle] = []
         self._activations = _activations.of_engine(self._core, model)
+        self._planned = _activation_choice.planned_units(self._core, world, found, self._activations)
         self._updates_inside = self._core.config.updates_inside_backward
         self._pipeline = None
         if pipelined is not None:
@@ -190,7 +193,7 @@ class Engine:
         if self._config.fp16_auto_cast:
             cast = functools.partial(_cast_inputs, torch.float16)
             self._handles.append(model.register_forward_pre_hook(cast, prepend=True, with_kwargs=True))
-        if self._activations is not None and pipelined is None:
+        if self._activations is not None and pipelined is None and self._planned is None:
             self._handles += self._activations.attach(model)
         if self._core.gathers_parameters:
             inside = [
@@ -228,7 +231,8 @@ class Engine:
             self._push()
         seen, first = self._core.open_backward(loss, gradient)
         try:
-            loss.backward(first, retain_graph)  # type: ignore[no-untyped-call]
+            with contextlib.nullcontext() if self._planned is None else self._planned.backward():
+                loss.backward(first, retain_graph)  # type: ignore[no-untyped-call]
         except BaseException as error:
             self._core.fail_backward()
             if (known := _guards.error_of(error)) is not None:
@@ -392,6 +396,8 @@ class Engine:
             torch.clear_autocast_cache()  # it holds casts of the old values
         if result.committed and self._scheduler is not None:
             self._scheduler.step()
+        if self._planned is not None:
+            self._planned.end_micro_step(result.boundary)
         return result
 
     def batches(
@@ -779,6 +785,8 @@ class Engine:
         Otherwise, and if an engine is dropped without close(), the values are gone: reading a parameter is an error
         with its name. Raises Error MODEL, with the engine closed, if parameters of the module were replaced."""
         self._core.close(keep_parameters=keep_parameters)
+        if self._planned is not None:
+            self._planned.detach()
         self._world = None
         for handle in self._handles:
             handle.remove()

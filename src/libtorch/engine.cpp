@@ -23,6 +23,12 @@ GroupHyper hyper_of(const ParamGroup& group, GroupHyper otherwise) {
 EngineBase::EngineBase(std::shared_ptr<torch::nn::Module> model, Config config, const World& world,
                        EngineOptions options)
     : owner_(model) {
+  ZR_CHECK(config.activations.choice == "given", ErrorCode::kConfig, "no C++ program measures units",
+           {.where = "libtorch.engine",
+            .which = "/zeroth/activations/choice",
+            .expected = "given",
+            .got = config.activations.choice,
+            .hint = "plan_activations() of zeroth/program/activation_plan.h chooses from times that you measure"});
   ScannedModel scanned = scan_model(*model, options);
   runtime_ = Runtime::create(std::move(scanned.model), std::move(config), world, std::move(options));
   for (std::size_t unit = 0; unit < scanned.wrappers.size(); ++unit) {

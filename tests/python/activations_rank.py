@@ -64,15 +64,17 @@ def config(stage: int, micro: int = 1, activations: dict[str, Any] | None = None
     }
 
 
-def train(model: nn.Module, document: dict[str, Any], width: int = WIDTH) -> tuple[list[str], zeroth.Engine]:
+def train(
+    model: nn.Module, document: dict[str, Any], width: int = WIDTH, steps: int = STEPS, rows: int = 8
+) -> tuple[list[str], zeroth.Engine]:
     """Losses and norms, as hexadecimal numbers."""
     engine = zeroth.Engine(model, document, world=world(), log_level="error")
     seen = []
     torch.manual_seed(100 + engine.rank)
-    for step in range(STEPS):
+    for step in range(steps):
         for micro in range(document["gradient_accumulation_steps"]):
             generator = torch.Generator().manual_seed(1000 * step + 10 * micro + engine.rank)
-            loss = engine(torch.randn(8, width, generator=generator))
+            loss = engine(torch.randn(rows, width, generator=generator))
             engine.backward(loss)
             result = engine.step()
         seen += [loss.item().hex(), result.grad_norm.hex()]
@@ -156,6 +158,72 @@ def pipeline(folder: str) -> None:
     assert report["live"] == 0 and report["moved"] >= 8, report
     for engine in (resident, filed):
         engine.close(keep_parameters=False)
+
+
+def choices_of(engine: zeroth.Engine) -> list[str]:
+    assert engine._planned is not None
+    return list(engine._planned.choices.values())
+
+
+def planned(folder: str) -> None:
+    """The engine's choice: the bits of memory before and after it, the same on all ranks, within the memory, its reason
+    in the report; and modules as they were when the engine is closed."""
+    one_input = 8 * WIDTH * 4
+    for stage, micro, device, memory in (
+        (3, 2, "nvme", 0),
+        (1, 1, "nvme", 3 * one_input),
+        (2, 1, "none", 2 * DEPTH * one_input),  # of rank 1, which has twice the rows: rank 0 could keep a unit
+    ):
+        row = (stage, micro, device, memory)
+        rows = 8 * (1 + world().rank) if device == "none" else 8
+        expected, resident = train(Deep(None), config(stage, micro), steps=5, rows=rows)
+        keys = {"choice": "planned", "memory_bytes": memory, "device": device, "nvme_path": folder}
+        model = Deep(None)
+        got, engine = train(model, config(stage, micro, keys), steps=5, rows=rows)
+        assert got == expected, row
+        choices = choices_of(engine)
+        numbers = [["keep", "recompute", "move", "recompute+move"].index(one) for one in choices]
+        every = world().mesh({"dp": 2}).world.all_gather(torch.tensor([numbers]))
+        assert len(choices) == DEPTH and every.unique(dim=0).shape[0] == 1, (row, every)
+        kept = choices.count("recompute") * one_input * rows // 8
+        if memory == 0:
+            assert set(choices) == {"keep"}, (row, choices)
+        else:
+            assert "keep" not in choices and kept <= memory, (row, choices)
+        if device == "nvme":
+            assert engine.activation_report()["moved"] > 0 and engine.activation_report()["live"] == 0, row
+        report = engine.memory_report()
+        told = f"activations of {DEPTH} units: "
+        assert told in report.activation_choice and report.activation_choice in str(report), report.activation_choice
+        assert "blocks.3" in report.activation_choice and "memory " in report.activation_choice
+        assert resident.memory_report().activation_choice == ""
+        for one in (resident, engine):
+            one.close(keep_parameters=True)
+        assert all("_compiled_call_impl" not in vars(block) for block in model.blocks)
+
+    def counting() -> Deep:
+        model = Deep(None)
+        for block in model.blocks:
+            block.norm = nn.BatchNorm1d(WIDTH)  # type: ignore[assignment]
+        return model
+
+    plain = counting()
+    expected, resident = train(plain, config(0))
+    for choice, memory in (("keep", 0), ("move", 1)):  # another forward would change the statistics
+        model = counting()
+        keys = {"choice": "planned", "memory_bytes": memory, "device": "nvme", "nvme_path": folder}
+        got, engine = train(model, config(0, 1, keys))
+        assert got == expected and set(choices_of(engine)) == {choice}, (choice, choices_of(engine))
+        assert all(torch.equal(one, other) for one, other in zip(plain.buffers(), model.buffers(), strict=True))
+        engine.close(keep_parameters=False)
+    resident.close(keep_parameters=False)
+    with refused("OUT_OF_MEMORY", "memory"):
+        train(counting(), config(1, 1, {"choice": "planned", "memory_bytes": 2 * DEPTH * one_input}))
+    with refused("OUT_OF_MEMORY", "memory"):
+        train(Deep(None), config(1, 1, {"choice": "planned", "memory_bytes": one_input}))
+    with refused("CONFIG", "which: /zeroth/activations/choice"):
+        laid = zeroth.pipe.PipelineModule(list(Deep(None).blocks), num_stages=2, loss_fn=lambda y, _: y.mean())
+        zeroth.Engine(laid, config(1, 1, {"choice": "planned"}, zeroth={"mesh": {"pp": 2}}), world=world())
 
 
 def reversible(folder: str) -> None:

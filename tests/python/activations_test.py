@@ -331,7 +331,7 @@ def rss() -> int:
 class Engines(job.RankTest):
     def test_files_reversible_blocks_and_tiles_at_every_stage(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            self.run_well(2, "activations_rank.py", folder, "same_bits", "pipeline", "reversible", "tiles")
+            self.run_well(2, "activations_rank.py", folder, "same_bits", "planned", "pipeline", "reversible", "tiles")
 
     @tier.long
     def test_the_trainer_has_the_same_losses_with_all_saved_tensors_in_files(self) -> None:

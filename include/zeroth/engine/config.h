@@ -126,6 +126,8 @@ struct ActivationConfig {
   bool cpu_checkpointing = false;                       ///< DeepSpeed's name of device "cpu"
   std::string nvme_path{};                              ///< folders of the files, separated by ':'
   std::string saved = "checkpoints";                    ///< inputs of checkpointed functions; or "all"
+  std::string choice = "given";                         ///< or "planned": of each unit, by measured steps
+  std::int64_t memory_bytes = 0;                        ///< for what planned units keep; 0: half of what is free
   std::int64_t min_bytes = 4096;                        ///< smaller tensors stay
   int prefetch = 2;                                     ///< saved tensors that backward reads ahead
   std::int64_t buffer_bytes = std::int64_t{32} << 20U;  ///< of memory for what is on its way

@@ -554,6 +554,19 @@ constexpr std::array kKeys{
          .text = "Which tensors: inputs of functions under torch.utils.checkpoint (gradient checkpointing), or all "
                  "that the forward of the model saves.",
          .choices = "checkpoints|all"}),
+    bind<&Config::activations, &ActivationConfig::choice>(
+        {.pointer = "/zeroth/activations/choice",
+         .kind = KeyKind::kChoice,
+         .text = "`given`: `saved` says what moves, and the program what is computed again. `planned`: the engine "
+                 "measures two steps, and then keeps, recomputes or moves what each unit saved, the same on all ranks, "
+                 "as is fastest within `memory_bytes`; only `zeroth` in Python, and no pipeline.",
+         .choices = "given|planned"}),
+    bind<&Config::activations, &ActivationConfig::memory_bytes>(
+        {.pointer = "/zeroth/activations/memory_bytes",
+         .kind = KeyKind::kInteger,
+         .text = "Where the choice is planned: most bytes of a rank that units keep in memory between forward and "
+                 "backward; 0: half of the memory that is free, over the ranks of the host.",
+         .highest = kMaxBytes}),
     bind<&Config::activations, &ActivationConfig::min_bytes>({.pointer = "/zeroth/activations/min_bytes",
                                                               .kind = KeyKind::kInteger,
                                                               .text = "Smaller tensors stay in memory.",
