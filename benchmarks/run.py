@@ -187,6 +187,13 @@ RUNS = [
         on_demand=True,
     ),
     Run(
+        name="offload-largest",
+        command="{python} {root}/benchmarks/offload/largest.py {root}/build --build {build} --python {python}",
+        quick="--memory 0.25 --disk 1 --width 256 --steps 2",
+        minutes=10,
+        on_demand=True,
+    ),
+    Run(
         name="watch",
         command="{build}/benchmarks/watch_bench",
         quick="--rounds 3",

@@ -68,7 +68,9 @@ class Gpt(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(shape.vocab, shape.d_model)
         half = shape.d_model // shape.heads // 2
-        angle = torch.outer(torch.arange(shape.seq), 1e4 ** (-torch.arange(half) / half)).view(shape.seq, 1, 1, half)
+        with torch.device("cpu"):  # no parameter: it has values also where the model is built without
+            angle = torch.outer(torch.arange(shape.seq), 1e4 ** (-torch.arange(half) / half))
+        angle = angle.view(shape.seq, 1, 1, half)
         self.blocks = nn.ModuleList(Block(shape, angle.cos(), angle.sin()) for _ in range(shape.layers))
         self.last_norm = nn.RMSNorm(shape.d_model, eps=1e-6)
         for parameter in self.parameters():
