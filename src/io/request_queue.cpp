@@ -80,6 +80,7 @@ std::shared_ptr<Completion> RequestFlow::add(std::span<const IoRequest> requests
   for (const IoRequest& request : requests) {
     waiting_.push_back({.request = request, .batch = batch});
     if (request.clock == nullptr) continue;
+    clock_ = request.clock;
     waiting_.back().begun = request.clock->now();
     request.clock->began(waiting_.back().begun);
   }
@@ -140,9 +141,16 @@ bool RequestFlow::turn(Milliseconds wait) {
     if (!waiting_.empty() && wait.count() > 0) std::this_thread::sleep_for(kPause);
     return false;
   }
+  const SteadyClock::time_point before = looked_;
+  looked_ = now();
   const std::size_t found = engine_->reap(ends_, wait);
   in_flight_ -= found;
-  for (std::size_t i = 0; i < found; ++i) take(ends_[i]);
+  for (std::size_t i = 0; i < found; ++i) {
+    // Where the engine knows no time: who waited saw it. Else it was after the look before, and nobody knows how long
+    // after: then that look counts, so that the time on the way is never too long, and no share of it too large.
+    if (ends_[i].at == SteadyClock::time_point{}) ends_[i].at = wait.count() > 0 ? now() : before;
+    take(ends_[i]);
+  }
   start_waiting();
   return found > 0;
 }
@@ -196,8 +204,8 @@ void RequestFlow::again(std::size_t slot, bool counts) {
 void RequestFlow::end(Task task, std::exception_ptr error) {
   ++counters_.requests;
   if (const auto& clock = task.request.clock) {
-    const auto end = task.ended == SteadyClock::time_point{} ? clock->now() : task.ended;
-    clock->ended(task.request.op, task.begun, end, task.request.memory.size(), task.request.name);
+    clock->ended(task.request.op, task.begun, std::max(task.begun, task.ended), task.request.memory.size(),
+                 task.request.name);
   }
   if (error) ++counters_.failures;
   Batch& batch = *task.batch;

@@ -60,6 +60,7 @@ class RequestFlow final : public CompletionSource, public std::enable_shared_fro
   };
 
   void start_waiting();
+  [[nodiscard]] SteadyClock::time_point now() const { return clock_ ? clock_->now() : SteadyClock::now(); }
   void take(const TransferEnd& ended);
   void take_moved(std::size_t slot, std::size_t bytes);
   void again(std::size_t slot, bool counts);
@@ -82,6 +83,8 @@ class RequestFlow final : public CompletionSource, public std::enable_shared_fro
   std::vector<TransferEnd> ends_;
   std::vector<Transfer> starting_;
   IoCounters counters_;
+  std::shared_ptr<TransferClock> clock_;  ///< of the last request that has one
+  SteadyClock::time_point looked_{};      ///< when the engine was last asked for ends
   bool closed_ = false;
 };
 

@@ -25,6 +25,7 @@ void TransferClock::ended(IoOp op, SteadyClock::time_point begin, SteadyClock::t
   // Later intervals begin with an open one at the earliest: what lies before is final.
   if (closed_.size() >= kMostClosed) count_until(open_.empty() ? now() : open_.begin()->first);
   if (keeps_spans()) {
+    if (end == begin) end = now();  // nobody looked meanwhile: it is drawn to the look that found it
     keep({.kind = op == IoOp::kRead ? TransferSpan::Kind::kRead : TransferSpan::Kind::kWrite,
           .begin = begin,
           .end = end,

@@ -152,6 +152,7 @@ struct OnDisk {
   std::chrono::nanoseconds unit{0};    ///< of a forward or a backward of a unit
   Filed filed = kOptimizerStates;
   int slots = 4;
+  bool tells_ends = true;
 };
 
 constexpr std::chrono::nanoseconds kTransfer{1000};
@@ -188,7 +189,7 @@ ToyTraining on_disk(const std::shared_ptr<SimulatedDisk>& disk, const OnDisk& op
 }
 
 double share_of(const OnDisk& options, TransferTimes* times = nullptr) {
-  const auto disk = std::make_shared<SimulatedDisk>(kTransfer);
+  const auto disk = std::make_shared<SimulatedDisk>(kTransfer, options.tells_ends);
   ToyTraining training = on_disk(disk, options);
   TransferReport report;
   training.after_step = [&report](Engine& engine, ToyModel&, const StepResult&) { report = engine.transfer_report(); };
@@ -214,6 +215,21 @@ TEST(Transfers, TheHiddenShareIsNothingWhereNobodyComputesAndAllWhereComputingIs
   // Parameters: forwards and backwards hide the reads of gathers, updates the others and the writes.
   EXPECT_EQ(share_of({.filed = kParameters}), 0.0);
   EXPECT_GT(share_of({.update = 3 * kTransfer, .unit = 3 * kTransfer, .filed = kParameters}), 0.85);
+}
+
+// As with io_uring: the rank sees that a transfer has ended, and not when.
+TEST(Transfers, WhereNobodyKnowsWhenTransfersEndedTheShareIsNeverTooLarge) {
+  EXPECT_EQ(share_of({.tells_ends = false}), 0.0);
+  for (const int update : {1, 3, 8}) {
+    OnDisk options{.update = update * kTransfer, .unit = kTransfer};
+    TransferTimes known;
+    TransferTimes bound;
+    const double share = share_of(options, &known);
+    options.tells_ends = false;
+    EXPECT_LE(share_of(options, &bound), share) << update;
+    EXPECT_LE(bound.in_flight, known.in_flight) << update;
+    EXPECT_EQ(bound.waited, known.waited) << update;
+  }
 }
 
 std::size_t place(const std::vector<std::string>& events, const std::string& what, std::size_t from = 0) {

@@ -27,7 +27,9 @@ namespace zeroth::test {
 class SimulatedDisk : public std::enable_shared_from_this<SimulatedDisk> {
  public:
   /// `per_transfer`: how long each takes, whatever its bytes.
-  explicit SimulatedDisk(std::chrono::nanoseconds per_transfer) : per_transfer_(per_transfer) {}
+  /// `tells_ends`: as the engine `threads`, transfers know when they ended; else as io_uring they do not.
+  explicit SimulatedDisk(std::chrono::nanoseconds per_transfer, bool tells_ends = true)
+      : per_transfer_(per_transfer), tells_ends_(tells_ends) {}
 
   [[nodiscard]] SteadyClock::time_point now() const { return now_; }
   void compute(std::chrono::nanoseconds time) { now_ += time; }
@@ -70,7 +72,9 @@ class SimulatedDisk : public std::enable_shared_from_this<SimulatedDisk> {
       std::size_t found = 0;
       while (!on_their_way_.empty() && found < ends.size() && on_their_way_.front().first.at <= disk_->now_) {
         disk_->note("end " + on_their_way_.front().second);
-        ends[found++] = on_their_way_.front().first;
+        ends[found] = on_their_way_.front().first;
+        if (!disk_->tells_ends_) ends[found].at = {};
+        ++found;
         on_their_way_.pop_front();
       }
       return found;
@@ -105,6 +109,7 @@ class SimulatedDisk : public std::enable_shared_from_this<SimulatedDisk> {
   };
 
   std::chrono::nanoseconds per_transfer_;
+  bool tells_ends_;
   SteadyClock::time_point now_{std::chrono::seconds{1000}};
   SteadyClock::time_point busy_until_{};
   std::map<Place, std::string> names_;

@@ -8,7 +8,8 @@
 //   hidden share = 1 - waits / in flight
 //
 // Queues say when the transfers of a request begin and end (IoRequest::clock), stores when they wait. An end is the
-// engine's own where it has a clock of it (threads); else it is when the queue is next looked at (io_uring, aio).
+// engine's own where it knows it (threads), or when who waits sees it. Else (io_uring, aio) it is the last look at the
+// queue before the one that found it: so the time in flight is never too long, and the hidden share never too large.
 #pragma once
 
 #include <zeroth/base/deadline.h>
