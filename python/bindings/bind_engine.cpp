@@ -689,6 +689,12 @@ void bind_engine(py::module_& module) {
            })
       .def(
           "memory_report", [](Engine& self) { return self.base().memory_report(); }, NoGil())
+      .def(
+          "transfer_report", [](Engine& self) { return self.base().core().transfer_report(); }, NoGil())
+      .def(
+          "trace_transfers", [](Engine& self, bool on) { self.base().core().trace_transfers(on); }, py::arg("on"))
+      .def(
+          "transfer_trace", [](Engine& self) { return self.base().core().transfer_trace(); }, NoGil())
       .def("wire_report",
            [](Engine& self) {
              const libtorch::WireReport report = self.base().wire_report();

@@ -28,5 +28,6 @@ void bind_host_table(py::module_& module);   ///< HostRows: rows of a table in h
 void bind_engine(py::module_& module);       ///< Engine and the hooks of its units
 void bind_parallel(py::module_& module);     ///< what models call between ranks, with gradients
 void bind_pipeline(py::module_& module);     ///< Pipeline, and programs as text; includes torch
+void bind_transfers(py::module_& module);    ///< TransferReport and what it consists of
 
 }  // namespace zeroth::python

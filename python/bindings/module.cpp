@@ -5,6 +5,7 @@ PYBIND11_MODULE(_C, module) {
   module.attr("torch_version") = ZEROTH_TORCH_VERSION;
   zeroth::python::bind_errors(module);
   zeroth::python::bind_core(module);
+  zeroth::python::bind_transfers(module);
   zeroth::python::bind_activations(module);
   zeroth::python::bind_checkpoint(module);
   zeroth::python::bind_comm(module);

@@ -779,6 +779,113 @@ class MemoryReport:
     def compute_copies(self) -> int:
         """Bytes of the parameters' copies on the device that computes, where that is not the engine's own memory."""
 
+class TransferCounters:
+    """What moved between memory and the files of one set of states: in a step, or in all. Bytes are of whole blocks,
+    rounded up to 4096. read_bytes = needed_bytes - spared_read_bytes + unused_bytes + what is read ahead now, less what
+    was before; write_bytes = changed_bytes - spared_write_bytes."""
+
+    @property
+    def leases(self) -> int:
+        """Uses of blocks; of activations: tensors that came back."""
+
+    @property
+    def reads(self) -> int:
+        """Blocks."""
+
+    @property
+    def writes(self) -> int:
+        """Blocks."""
+
+    @property
+    def read_bytes(self) -> int: ...
+    @property
+    def write_bytes(self) -> int: ...
+    @property
+    def prefetched(self) -> int:
+        """Uses whose read had begun before, and had ended."""
+
+    @property
+    def late(self) -> int:
+        """Uses whose read had begun before, and had not ended: they waited for it."""
+
+    @property
+    def on_demand(self) -> int:
+        """Uses that waited for a read that nobody had begun."""
+
+    @property
+    def waited_s(self) -> float:
+        """For reads, and for writes whose memory was needed."""
+
+    @property
+    def needed_bytes(self) -> int:
+        """Of uses of what an earlier one wrote: planned_read_bytes in a step."""
+
+    @property
+    def spared_read_bytes(self) -> int:
+        """Of these, what was still in memory."""
+
+    @property
+    def changed_bytes(self) -> int:
+        """Of uses that write: planned_write_bytes in a step."""
+
+    @property
+    def spared_write_bytes(self) -> int:
+        """Of these, what stays in a cache."""
+
+    @property
+    def unused_bytes(self) -> int:
+        """Read, and gone from memory before a use."""
+
+    @property
+    def ahead_bytes(self) -> int:
+        """Read for a use that has not come yet, now."""
+
+class TransferTimes:
+    """Of a step, or of all."""
+
+    @property
+    def in_flight_s(self) -> float:
+        """In which at least one transfer was on its way; with io_uring and aio rather too little."""
+
+    @property
+    def waited_s(self) -> float: ...
+    @property
+    def hidden_share(self) -> float:
+        """The part of the time on the way in which nobody waited: 0 to 1; 1 where nothing moved."""
+
+class TransferRow:
+    """One set of states that has blocks in files."""
+
+    @property
+    def planned_read_bytes(self) -> int | None:
+        """The formula of a step; None for activations."""
+
+    @property
+    def planned_write_bytes(self) -> int | None: ...
+    @property
+    def last_step(self) -> TransferCounters: ...
+    @property
+    def all(self) -> TransferCounters:
+        """Since the engine was made, or reset_counters()."""
+
+class TransferReport:
+    """What moved between memory and files on this rank; str() makes a table."""
+
+    @property
+    def rows(self) -> dict[str, TransferRow]:
+        """optimizer (with masters), parameters, activations; those that have files."""
+
+    @property
+    def last_step(self) -> TransferTimes:
+        """Of optimizer and parameters."""
+
+    @property
+    def all(self) -> TransferTimes: ...
+    @property
+    def activations_last_step(self) -> TransferTimes: ...
+    @property
+    def activations_all(self) -> TransferTimes: ...
+
 class SaveHandle:
     """A save that runs behind the training: Engine.save(async_=True)."""
 
@@ -862,6 +969,9 @@ class Engine:
     ) -> SaveHandle: ...
     def load(self, path: str, strict: bool, if_any: bool, names: Mapping[str, str]) -> dict[str, Any]: ...
     def memory_report(self) -> MemoryReport: ...
+    def transfer_report(self) -> TransferReport: ...
+    def trace_transfers(self, on: bool) -> None: ...
+    def transfer_trace(self) -> str: ...
     def wire_report(self) -> dict[str, int]: ...
     def reset_counters(self) -> None: ...
     def set_activation_choice(self, choice: str) -> None:

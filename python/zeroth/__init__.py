@@ -24,6 +24,7 @@ from zeroth._C import (
     SaveHandle,
     StepResult,
     StepTimes,
+    TransferReport,
     World,
     make_error,
 )
@@ -72,6 +73,7 @@ __all__ = [
     "TierPlan",
     "TiledEmbedding",
     "TiledLinear",
+    "TransferReport",
     "Unit",
     "UnitCost",
     "WeightReport",

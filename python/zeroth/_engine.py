@@ -575,6 +575,21 @@ class Engine:
         slow."""
         return self._core.memory_report()
 
+    def transfer_report(self) -> _C.TransferReport:
+        """Bytes that moved between memory and files (zero_optimization.offload_optimizer and offload_param,
+        zeroth.activations), by set of states: in the last step and in all, beside the formula, and how much of the time
+        the training waited. Local."""
+        return self._core.transfer_report()
+
+    def trace_transfers(self, on: bool = True) -> None:
+        """From now on the engine keeps what this rank does and what moves between memory and files, the latest 65,536
+        pieces of each; False: no more. What was kept is dropped. Local."""
+        self._core.trace_transfers(on)
+
+    def transfer_trace(self) -> str:
+        """What trace_transfers() has kept, as JSON for chrome://tracing or ui.perfetto.dev. Local."""
+        return self._core.transfer_trace()
+
     def activation_report(self) -> dict[str, int]:
         """What moved of the tensors that the model's forwards saved, see ActivationOffload.report(); empty without the
         section zeroth.activations. Local."""

@@ -6,6 +6,7 @@ offload_rank.py FOLDER CASE...
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 import sys
 from typing import Any
@@ -169,6 +170,41 @@ def refusals(folder: str) -> None:
     del document["zero_optimization"]["offload_optimizer"]
     with refused("OUT_OF_MEMORY", r"optimizer states in files \(offload_optimizer\)"):
         zeroth.Engine(model(), document, world=world(), log_level="error")
+
+
+def reports(folder: str) -> None:
+    """Counted bytes are those of the formula, the share is one, and the trace has rows by name."""
+    row = Row(3, "bf16", slots=3, micro=2, param=True)
+    engine = made(row, folder)
+    assert set(engine.transfer_report().rows) == {"optimizer", "parameters"}
+    train(engine, row, steps=2)
+    engine.trace_transfers()
+    for step in range(2, STEPS):
+        before = engine.transfer_report()
+        train(engine, row, first=step, steps=1)
+        report = engine.transfer_report()
+        for name, of_set in report.rows.items():
+            counted = of_set.last_step
+            assert (counted.needed_bytes, counted.changed_bytes) == (
+                of_set.planned_read_bytes,
+                of_set.planned_write_bytes,
+            ), (step, name, str(report))
+            assert counted.write_bytes == counted.changed_bytes > 0, (name, str(report))
+            moved = counted.needed_bytes - counted.spared_read_bytes + counted.unused_bytes + counted.ahead_bytes
+            assert counted.read_bytes + before.rows[name].last_step.ahead_bytes == moved, (name, str(report))
+            assert of_set.all.write_bytes == before.rows[name].all.write_bytes + counted.write_bytes, str(report)
+        assert report.all.in_flight_s > report.last_step.in_flight_s > 0
+        assert 0 <= report.last_step.hidden_share <= 1
+    events = json.loads(engine.transfer_trace())["traceEvents"]
+    names = {event["name"] for event in events if event["ph"] == "X"}
+    assert any(name.startswith("forward ") for name in names) and "step" in names, names
+    assert any(name.startswith("states of unit ") for name in names), names
+    assert any(name.startswith("parameters of unit ") for name in names), names
+    rows = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert rows >= {"training", "reads", "writes"}, rows
+    engine.reset_counters()
+    assert all(of_set.all.write_bytes == 0 for of_set in engine.transfer_report().rows.values())
+    engine.close(keep_parameters=False)
 
 
 def update_times(folder: str) -> None:

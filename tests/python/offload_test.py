@@ -15,7 +15,8 @@ import tier
 class Offload(job.RankTest):
     def test_states_in_files_have_the_bits_of_states_in_memory(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            self.run_well(2, "offload_rank.py", folder, "same_bits", "checkpoints", "refusals", "update_times")
+            cases = ("same_bits", "checkpoints", "refusals", "update_times", "reports")
+            self.run_well(2, "offload_rank.py", folder, *cases)
 
 
 class MainJob(unittest.TestCase):

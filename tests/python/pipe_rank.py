@@ -12,6 +12,7 @@ import copy
 import dataclasses
 import functools
 import sys
+import tempfile
 
 import torch
 from tensor_models import MODELS, SMALL, VOCAB
@@ -41,6 +42,8 @@ class Row:
     dtype: str = ""
     """bf16 or fp16"""
     recompute: bool = False
+    files: bool = False
+    """states of the optimizer and parameters rest in files; not at the other stage"""
 
 
 TABLES = {
@@ -102,7 +105,13 @@ TABLES["few 2"] = [
     Row("llama", 2, micro=3, stage=1, policy="per_step"),
     Row("qwen2", 2, "zb-v", micro=2, stage=2, clip=0.1),
     Row("gpt2", 2, "interleaved", micro=4, stage=0, policy="per_step"),
+    Row("gpt2", 2, "zb-h1", micro=3, stage=3, files=True),
 ]
+TABLES["files"] = [
+    Row("gpt2", 2, schedule, micro=2 + number % 2, stage=number % 4, unshard=("micro_batch", "step")[number // 4 % 2],
+        policy=("per_step", "per_micro_step")[number % 2], files=True)
+    for number, schedule in enumerate(SCHEDULES)
+]  # fmt: skip
 TABLES["few 4"] = [
     Row("gpt2", 2, "zb-h1", micro=2, stage=3, policy="per_step", unshard="step"),
     Row("qwen2", 2, micro=2, stage=3, tp=2, clip=0.1),
@@ -161,8 +170,10 @@ def plain(name: str, count: int, clip: float) -> tuple[list[float], list[float],
 
 
 def config_of(row: Row, stage: int) -> dict[str, object]:
+    nvme = {"device": "nvme", "nvme_path": tempfile.gettempdir()}
+    files = {"offload_optimizer": nvme, "offload_param": nvme} if row.files else {}
     return {
-        "zero_optimization": {"stage": stage},
+        "zero_optimization": {"stage": stage, **files},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2}},
         "gradient_accumulation_steps": row.micro,
         "gradient_clipping": row.clip,
@@ -171,6 +182,7 @@ def config_of(row: Row, stage: int) -> dict[str, object]:
             "pipeline": {"schedule": row.schedule, "chunks": row.chunks, "unshard": row.unshard},
             "reduction_policy": row.policy,
             "reshard": row.reshard,
+            "offload": {"block_elements": 1024},
         },
         **({"fp16": {"enabled": True, "initial_scale_power": 8}} if row.dtype == "fp16" else {}),
         **({"bf16": {"enabled": True}} if row.dtype == "bf16" else {}),
@@ -204,9 +216,21 @@ def train(row: Row, stage: int, world: zeroth.World) -> tuple[list[float], list[
     wire = engine.wire_report()
     for kind in ("all_gather", "reduce_scatter"):
         assert wire[kind] == STEPS * wire[f"planned_{kind}"], (row, stage, kind, wire)
+    assert_files(row, engine.transfer_report())
     weights = engine.state_dict(ranks=None)
     engine.close(keep_parameters=False)
     return losses, norms, weights
+
+
+def assert_files(row: Row, report: zeroth.TransferReport) -> None:
+    assert set(report.rows) == ({"optimizer", "parameters"} if row.files else set()), (row, report)
+    for name, of_set in report.rows.items():
+        step = of_set.last_step
+        assert (step.needed_bytes, step.changed_bytes) == (of_set.planned_read_bytes, of_set.planned_write_bytes), (
+            row,
+            name,
+            str(report),
+        )
 
 
 def close(got: float, expected: float, bound: float = 1e-12) -> bool:
@@ -224,7 +248,7 @@ def check(row: Row, world: zeroth.World) -> None:
     for name, value in weights.items():
         most = 1e-8 if not row.dtype else 2.1 * STEPS * 1e-2
         assert (mine[2][name] - value).abs().max() < most, (row, name, (mine[2][name] - value).abs().max())
-    other = train(row, (row.stage + 2) % 4, world)
+    other = train(dataclasses.replace(row, files=False), (row.stage + 2) % 4, world)
     assert mine[:2] == other[:2], (row, mine[:2], other[:2])
     assert all(torch.equal(mine[2][name], other[2][name]) for name in weights), row
 

@@ -44,6 +44,11 @@ class Schedules(job.RankTest):
         self.run_well(4, "pipe_rank.py", "four")
 
     @tier.long
+    def test_states_and_parameters_in_files_under_every_schedule(self) -> None:
+        for ranks in (2, 4):
+            self.run_well(ranks, "pipe_rank.py", "files")
+
+    @tier.long
     def test_every_axis_of_the_mesh(self) -> None:
         self.run_well(4, "pipe_rank.py", "tp", "sp")
         self.run_well(8, "pipe_rank.py", "eight")
