@@ -82,6 +82,16 @@ class RunSummary:
     """received in training steps beside them: commit votes, averages"""
     live_slots: int = 0
     """most ring slots in use at a time"""
+    files: Bytes = dataclasses.field(default_factory=dict)
+    """of the last step, asked of files by kind: what moved, and what was still in memory"""
+    files_formula: Bytes = dataclasses.field(default_factory=dict)
+    """the plan's formula for a step"""
+    files_moved: int = 0
+    """bytes that moved in all steps, in both directions"""
+    files_seconds: float = 0.0
+    """in which a transfer was on its way, in all steps"""
+    files_hidden: float = 1.0
+    """the part of them in which the training did not wait"""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -104,6 +114,11 @@ class RunSummary:
             "wire_formula_bytes": self.wire_formula,
             "wire_control_bytes": self.wire_control,
             "live_slots_peak": self.live_slots,
+            "file_bytes": self.files,
+            "file_formula_bytes": self.files_formula,
+            "file_moved_bytes": self.files_moved,
+            "file_seconds": self.files_seconds,
+            "file_hidden_share": self.files_hidden,
         }
 
 
@@ -192,6 +207,15 @@ class Report:
         for name, counted in summary.wire.items():
             row(name, f"{summary.wire_formula[name]:,}", f"{counted:,}")
         row("control", "", f"{summary.wire_control:,}")
+        if summary.files:
+            row("files, last step", "formula", "counted")
+        for name, counted in summary.files.items():
+            row(name, f"{summary.files_formula[name]:,}", f"{counted:,}")
+        if summary.files:
+            self.line(
+                f"  files: {summary.files_moved / 1e6 / max(summary.files_seconds, 1e-9):,.0f} MB/s while something was on its "  # noqa: E501
+                f"way, {100 * summary.files_hidden:.0f} % of that time hidden behind the training"
+            )
         self.line(
             f"  ring slots in use at a time, most: {summary.live_slots}; peak PSS of all ranks: {format_bytes(summary.pss_peak)}"  # noqa: E501
         )

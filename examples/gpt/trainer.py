@@ -374,6 +374,16 @@ class Trainer:
         steps = max(0, summary.steps - self.first_step + 1)
         summary.wire_formula = {kind: steps * wire[f"planned_{kind}"] for kind in summary.wire}
         summary.wire_control = self.traffic["control"]
+        files = self.engine.transfer_report()
+        for name, of_set in files.rows.items():
+            if of_set.planned_read_bytes is None or of_set.planned_write_bytes is None:
+                continue
+            summary.files[f"{name}, read"] = of_set.last_step.needed_bytes
+            summary.files[f"{name}, written"] = of_set.last_step.changed_bytes
+            summary.files_formula[f"{name}, read"] = of_set.planned_read_bytes
+            summary.files_formula[f"{name}, written"] = of_set.planned_write_bytes
+            summary.files_moved += of_set.all.read_bytes + of_set.all.write_bytes
+        summary.files_seconds, summary.files_hidden = files.all.in_flight_s, files.all.hidden_share
         if self.options.train_table:
             self.report.table(summary)
         self.report.finish(summary)

@@ -132,6 +132,16 @@ void Report::table(const RunSummary& summary) {
     line(fmt::format("  {:<32} {:>16} {:>16}", name, cell(summary.wire_formula, name), cell(summary.wire, name)));
   }
   line(fmt::format("  {:<32} {:>16} {:>16}", "control", "", grouped(summary.wire_control)));
+  if (!summary.files.empty()) {
+    line(fmt::format("  {:<32} {:>16} {:>16}", "files, last step", "formula", "counted"));
+    for (const std::string& name : names_of(summary.files, summary.files_formula)) {
+      line(fmt::format("  {:<32} {:>16} {:>16}", name, cell(summary.files_formula, name), cell(summary.files, name)));
+    }
+    const double rate = static_cast<double>(summary.files_moved) / 1e6 / std::max(summary.files_seconds, 1e-9);
+    line(
+        fmt::format("  files: {} MB/s while something was on its way, {:.0f} % of that time hidden behind the training",
+                    grouped(static_cast<std::uint64_t>(rate + 0.5)), 100.0 * summary.files_hidden));
+  }
   line(fmt::format("  ring slots in use at a time, most: {}; peak PSS of all ranks: {}", summary.live_slots,
                    zeroth::format_bytes(summary.pss_peak)));
 }
@@ -171,7 +181,12 @@ void Report::write(const RunSummary& summary) {
       {"wire_bytes", object(summary.wire)},
       {"wire_formula_bytes", object(summary.wire_formula)},
       {"wire_control_bytes", summary.wire_control},
-      {"live_slots_peak", summary.live_slots}};
+      {"live_slots_peak", summary.live_slots},
+      {"file_bytes", object(summary.files)},
+      {"file_formula_bytes", object(summary.files_formula)},
+      {"file_moved_bytes", summary.files_moved},
+      {"file_seconds", summary.files_seconds},
+      {"file_hidden_share", summary.files_hidden}};
   append(json.dump());
 }
 

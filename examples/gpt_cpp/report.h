@@ -50,6 +50,11 @@ struct RunSummary {
   NamedBytes wire_formula{};       ///< the plan's formula for the same steps
   std::uint64_t wire_control = 0;  ///< received in training steps beside them: commit votes, averages
   std::uint64_t live_slots = 0;    ///< most ring slots in use at a time
+  NamedBytes files{};          ///< of the last step, asked of files by kind: what moved, and what was still in memory
+  NamedBytes files_formula{};  ///< the plan's formula for a step
+  std::uint64_t files_moved = 0;  ///< in all steps, in both directions
+  double files_seconds = 0.0;     ///< in which a transfer was on its way, in all steps
+  double files_hidden = 1.0;      ///< the part of them in which the training did not wait
 };
 
 class Report {

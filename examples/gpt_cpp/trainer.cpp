@@ -409,6 +409,19 @@ void Trainer::summarise() {
       {"all_gather", steps * (step.gather_parameters + step.gather_gradients + step.publish_parameters)},
       {"reduce_scatter", steps * step.reduce_gradients}};
   summary_.wire_control = traffic_.control;
+  const zeroth::TransferReport files = engine_.core().transfer_report();
+  for (const zeroth::TransferRow& row : files.rows) {
+    if (!row.planned) {
+      continue;
+    }
+    summary_.files.emplace_back(row.set + ", read", row.last_step.needed_bytes);
+    summary_.files.emplace_back(row.set + ", written", row.last_step.changed_bytes);
+    summary_.files_formula.emplace_back(row.set + ", read", row.planned->read_bytes);
+    summary_.files_formula.emplace_back(row.set + ", written", row.planned->write_bytes);
+    summary_.files_moved += row.all.read_bytes + row.all.write_bytes;
+  }
+  summary_.files_seconds = std::chrono::duration<double>(files.all.in_flight).count();
+  summary_.files_hidden = files.all.hidden_share();
   if (options_.table) {
     report_.table(summary_);
   }
