@@ -104,8 +104,7 @@ for ranks in (2, 3, 4):
 TABLES["few 2"] = [
     Row("llama", 2, micro=3, stage=1, policy="per_step"),
     Row("qwen2", 2, "zb-v", micro=2, stage=2, clip=0.1),
-    Row("gpt2", 2, "interleaved", micro=4, stage=0, policy="per_step"),
-    Row("gpt2", 2, "zb-h1", micro=3, stage=3, files=True),
+    Row("gpt2", 2, "interleaved", micro=4, stage=0, policy="per_step", files=True),
 ]
 TABLES["files"] = [
     Row("gpt2", 2, schedule, micro=2 + number % 2, stage=number % 4, unshard=("micro_batch", "step")[number // 4 % 2],
