@@ -1,10 +1,10 @@
+#include "libtorch/engine_hook.h"
 #include "libtorch/node_owners.h"
 #include "libtorch/runtime.h"
 
 #include <zeroth/libtorch/unit.h>
 
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ using torch::autograd::variable_list;
 
 /// Tells the runtime, if that is still there, that a node behind an output is about to run. NodeOwners would tell it,
 /// too, but only from here errors reach the caller of backward as they are.
-class BeforeOutput final : public torch::autograd::FunctionPreHook {
+class BeforeOutput final : public EngineHook {
  public:
   BeforeOutput(std::weak_ptr<Runtime> runtime, std::shared_ptr<UnitUse> use, std::uint64_t node)
       : runtime_(std::move(runtime)), use_(std::move(use)), node_(node) {}

@@ -1,7 +1,10 @@
 #include "libtorch/pipeline/chunk_graph.h"
 
+#include "libtorch/engine_hook.h"
+
 #include <zeroth/base/error.h>
 
+#include <ATen/SequenceNumber.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -10,7 +13,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -20,9 +22,6 @@
 
 namespace zeroth::libtorch {
 namespace {
-
-/// Stands for a late edge that leads to a product.
-constexpr std::uint64_t kNoLeaf = std::numeric_limits<std::uint64_t>::max();
 
 using torch::autograd::AccumulateGrad;
 using torch::autograd::Edge;
@@ -43,6 +42,14 @@ bool is_product(const Node& node) {
   return std::ranges::find(kProducts, name) != kProducts.end();
 }
 
+/// True if hooks of the user's own are on a node, or on the tensor that it made. They are called once a backward, so
+/// such a node cannot run in I and again in W.
+bool has_hooks(Node& node) {
+  return !node.tensor_pre_hooks().empty() || !node.retains_grad_hooks().empty() || !node.post_hooks().empty() ||
+         std::ranges::any_of(node.pre_hooks(),
+                             [](const auto& hook) { return dynamic_cast<const EngineHook*>(hook.get()) == nullptr; });
+}
+
 /// The parameter that an edge leads to through views and casts of it alone; null if it leads elsewhere.
 AccumulateGrad* parameter_behind(const Edge& edge) {
   constexpr std::array<std::string_view, 8> kViews{"TBackward0",       "TransposeBackward0",    "ViewBackward0",
@@ -58,17 +65,24 @@ AccumulateGrad* parameter_behind(const Edge& edge) {
   return nullptr;
 }
 
-/// Hands a gradient that is ready to a parameter, in the place that the parameter's first use in the forward pass gives
-/// it. A parameter that is a root of a run of its own comes before all operations: the engine of autograd takes
+/// Stands before a parameter whose gradient I computes. I finds the gradient here, before the hooks of the parameter,
+/// which W calls; and W hands it on in the place that the parameter's first use in the forward pass gives it. A
+/// parameter that is a root of a run of its own comes before all operations: the engine of autograd takes
 /// AccumulateGrad first. Then parameters of all units would come before the first product of the last unit.
 class Handover : public Node {
  public:
-  Handover(std::uint64_t sequence, const Edge& leaf, const at::Tensor& gradient) : Node(sequence, {leaf}) {
-    add_input_metadata(gradient);
+  Handover(std::uint64_t sequence, const Edge& leaf) : Node(sequence, {leaf}) {
+    add_input_metadata(static_cast<AccumulateGrad&>(*leaf.function).variable);
   }
 
   variable_list apply(variable_list&& gradients) override { return std::move(gradients); }
 };
+
+/// To take edges away, or to set one to a node that is no further from the leaves than its source is: Node's own
+/// set_next_edge() refuses nodes that others lead to, for another edge could break their topological numbers.
+edge_list& edges_of(Node& node) {
+  return const_cast<edge_list&>(node.next_edges());  // the node is no constant
+}
 
 /// The nodes behind some edges, each once.
 std::vector<std::shared_ptr<Node>> nodes_behind(const edge_list& roots) {
@@ -129,7 +143,7 @@ void ChunkGraph::backward(const std::vector<at::Tensor>& gradients) {
 }
 
 void ChunkGraph::backward_inputs(const std::vector<at::Tensor>& gradients) {
-  const Roots roots = roots_for(gradients);
+  Roots roots = roots_for(gradients);
   edge_list wanted;  // of inputs; at products with weights; of all other parameters
   std::vector<std::size_t> input_at;
   std::unordered_set<const Node*> of_inputs;
@@ -155,7 +169,7 @@ void ChunkGraph::backward_inputs(const std::vector<at::Tensor>& gradients) {
 /// Of the graph W needs the products and what leads from them to parameters. Their edges to the rest are cut, so that W
 /// does not go on there, and the rest frees what it saved.
 void ChunkGraph::keep_late_alone(const edge_list& roots, const std::unordered_set<const Node*>& of_inputs) {
-  std::unordered_set<const Node*> late;  // products, and parameters whose gradients I computed
+  std::unordered_set<const Node*> late;  // products, and what stands before parameters whose gradients I computed
   for (const Edge& edge : late_edges_) late.insert(edge.function.get());
   for (const auto& node : nodes_behind(roots)) {
     if (parameter_behind({node, 0}) != nullptr) continue;
@@ -163,16 +177,14 @@ void ChunkGraph::keep_late_alone(const edge_list& roots, const std::unordered_se
       node->release_variables();
       continue;
     }
-    // Node::set_next_edge() refuses nodes that others lead to, for a new edge could break their topological numbers; to
-    // take an edge away cannot. The node itself is no constant.
-    for (Edge& next : const_cast<edge_list&>(node->next_edges())) {
+    for (Edge& next : edges_of(*node)) {
       const Node* const leaf = next.is_valid() ? parameter_behind(next) : nullptr;
-      if (leaf == nullptr || of_inputs.contains(leaf) || late.contains(leaf)) next = Edge();
+      if (leaf == nullptr || of_inputs.contains(leaf)) next = Edge();
     }
   }
 }
 
-void ChunkGraph::find_late(const edge_list& roots, const std::unordered_set<const Node*>& of_inputs) {
+void ChunkGraph::find_late(edge_list& roots, const std::unordered_set<const Node*>& of_inputs) {
   late_edges_.clear();
   const std::vector<std::shared_ptr<Node>> nodes = nodes_behind(roots);
   std::unordered_map<const Node*, std::shared_ptr<Node>> leaves;
@@ -185,31 +197,43 @@ void ChunkGraph::find_late(const edge_list& roots, const std::unordered_set<cons
     const Node* leaf = edge.is_valid() ? parameter_behind(edge) : nullptr;
     return leaf == nullptr || of_inputs.contains(leaf) ? nullptr : leaf;
   };
+  const auto note = [&](const Edge& edge, std::uint64_t sequence, bool by_product) {
+    const Node* const leaf = parameter_of(edge);
+    if (leaf == nullptr) return;
+    Uses& uses = parameters.try_emplace(leaf, Uses{.first = sequence}).first->second;
+    uses.by_products = uses.by_products && by_product;
+    uses.first = std::min(uses.first, sequence);
+  };
+  std::unordered_set<const Node*> products;  // that run in two parts
   for (const auto& node : nodes) {
+    if (is_product(*node) && !has_hooks(*node)) products.insert(node.get());
     if (dynamic_cast<AccumulateGrad*>(node.get()) != nullptr) leaves.emplace(node.get(), node);
     if (parameter_behind({node, 0}) != nullptr) continue;  // a view of a parameter is no use of it
-    for (const Edge& edge : node->next_edges()) {
-      const Node* const leaf = parameter_of(edge);
-      if (leaf == nullptr) continue;
-      const auto [found, fresh] = parameters.try_emplace(leaf, Uses{.first = node->sequence_nr()});
-      found->second.by_products = found->second.by_products && is_product(*node);
-      found->second.first = std::min(found->second.first, node->sequence_nr());
-    }
+    for (const Edge& edge : node->next_edges()) note(edge, node->sequence_nr(), products.contains(node.get()));
   }
+  for (const Edge& root : roots) note(root, at::sequence_number::peek(), /*by_product=*/false);
   for (const auto& node : nodes) {
-    const bool is_late = is_product(*node) && std::ranges::any_of(node->next_edges(), [&](const Edge& edge) {
-                           const Node* const leaf = parameter_of(edge);
-                           return leaf != nullptr && parameters.at(leaf).by_products;
-                         });
+    const bool is_late =
+        products.contains(node.get()) && std::ranges::any_of(node->next_edges(), [&](const Edge& edge) {
+          const Node* const leaf = parameter_of(edge);
+          return leaf != nullptr && parameters.at(leaf).by_products;
+        });
     if (is_late) late_edges_.emplace_back(node, 0);
   }
-  late_leaves_.assign(late_edges_.size(), kNoLeaf);
+  std::unordered_map<const Node*, Edge> handovers;
   for (const auto& [leaf, uses] : parameters) {
     (uses.by_products ? deferred_ : whole_) += 1;
     if (uses.by_products) continue;
-    late_edges_.emplace_back(leaves.at(leaf), 0);
-    late_leaves_.push_back(uses.first);
+    const Edge handover(std::make_shared<Handover>(uses.first, Edge(leaves.at(leaf), 0)), 0);
+    handovers.emplace(leaf, handover);
+    late_edges_.push_back(handover);
   }
+  const auto lead_to_handover = [&](Edge& edge) {
+    const auto found = handovers.find(edge.function.get());
+    if (found != handovers.end()) edge = found->second;
+  };
+  for (const auto& node : nodes) std::ranges::for_each(edges_of(*node), lead_to_handover);
+  std::ranges::for_each(roots, lead_to_handover);
 }
 
 void ChunkGraph::backward_weights() {
@@ -217,15 +241,11 @@ void ChunkGraph::backward_weights() {
   variable_list gradients;
   for (std::size_t at = 0; at < late_edges_.size(); ++at) {
     if (!late_gradients_[at].defined()) continue;
-    const Edge& late = late_edges_[at];
-    const at::Tensor& gradient = late_gradients_[at];
-    edges.push_back(
-        late_leaves_[at] == kNoLeaf ? late : Edge(std::make_shared<Handover>(late_leaves_[at], late, gradient), 0));
-    gradients.push_back(gradient);
+    edges.push_back(late_edges_[at]);
+    gradients.push_back(late_gradients_[at]);
   }
   if (!edges.empty()) run(edges, gradients, /*keeps_graph=*/false, /*accumulates=*/true, {});
   late_edges_.clear();
-  late_leaves_.clear();
   late_gradients_.clear();
 }
 

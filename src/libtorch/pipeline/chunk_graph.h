@@ -6,7 +6,8 @@
 // asked for alone. So I runs the graph for the gradients of the inputs, keeps the gradient that arrives at each such
 // node, and W runs these nodes again for their weights. No module is changed. Gradients of all other parameters (norms,
 // biases of other operations, what functions of the user's own have) are computed by I, kept, and given to the engine
-// by W: the engine sees each parameter of a chunk in one backward, and in the order of a whole backward: unit after
+// by W. So are those of a product with hooks of the user's own, on its node or its output: a hook is called once a
+// backward. The engine sees each parameter of a chunk in one backward, and in the order of a whole backward: unit after
 // unit. Ref: Qi et al. 2024, "Zero Bubble Pipeline Parallelism", for the split; that it can be had from the graph is
 // the idea of torch.distributed.pipelining.
 #pragma once
@@ -47,9 +48,8 @@ class ChunkGraph {
   };
   void keep_late_alone(const torch::autograd::edge_list& roots,
                        const std::unordered_set<const torch::autograd::Node*>& of_inputs);
-  /// Fills late_edges_.
-  void find_late(const torch::autograd::edge_list& roots,
-                 const std::unordered_set<const torch::autograd::Node*>& of_inputs);
+  /// Fills late_edges_, and puts a Handover before each parameter that W does not compute.
+  void find_late(torch::autograd::edge_list& roots, const std::unordered_set<const torch::autograd::Node*>& of_inputs);
   [[nodiscard]] Roots roots_for(const std::vector<at::Tensor>& gradients) const;
 
   std::vector<at::Tensor> inputs_;
@@ -58,7 +58,6 @@ class ChunkGraph {
   std::vector<at::Tensor> input_gradients_;
   // Of W.
   torch::autograd::edge_list late_edges_;
-  std::vector<std::uint64_t> late_leaves_;  ///< of an edge to a parameter: sequence number of the parameter's first use
   std::vector<at::Tensor> late_gradients_;
   std::uint64_t deferred_ = 0;
   std::uint64_t whole_ = 0;

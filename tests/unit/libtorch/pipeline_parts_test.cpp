@@ -102,6 +102,93 @@ TEST(ChunkGraph, ABiasThatAnotherOperationUsesIsCountedOnce) {
   for (std::size_t at = 0; at < whole.size(); ++at) EXPECT_TRUE(at::equal(parts[at], whole[at])) << at;
 }
 
+/// Products of every kind, some with an input that has a gradient and some without, and a norm, with a hook on each
+/// output or parameter that `hooked` names.
+struct HookedImpl : torch::nn::Module {
+  explicit HookedImpl(std::string hooked, int& calls) : hooked_(std::move(hooked)), calls_(&calls) {
+    for (auto* linear : {&first, &last}) register_module(linear == &first ? "first" : "last", *linear);
+    register_module("embedding", embedding);
+    register_module("convolution", convolution);
+    register_module("norm", norm);
+    to(at::kDouble);
+    for (const auto& parameter : named_parameters()) with_hook(parameter.key(), parameter.value());
+  }
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& features, const at::Tensor& ids) {
+    const at::Tensor mixed = x + with_hook("embedding", embedding(ids)) + with_hook("first", first(features));
+    const at::Tensor image = with_hook("convolution", convolution(mixed.view({1, 1, 4, 6}))).view({4, 6});
+    return with_hook("last", last(with_hook("norm", norm(image))));
+  }
+  at::Tensor with_hook(const std::string& name, const at::Tensor& tensor) {
+    if (name == hooked_) {
+      tensor.register_hook([calls = calls_](const at::Tensor& gradient) {
+        ++*calls;
+        return gradient * 2;
+      });
+    }
+    return tensor;
+  }
+  std::string hooked_;
+  int* calls_;
+  torch::nn::Embedding embedding{9, 6};
+  torch::nn::Linear first{3, 6};
+  torch::nn::Conv2d convolution{torch::nn::Conv2dOptions(1, 1, 3).padding(1)};
+  torch::nn::LayerNorm norm{torch::nn::LayerNormOptions({6})};
+  torch::nn::Linear last{6, 6};
+};
+TORCH_MODULE(Hooked);
+
+TEST(ChunkGraph, HooksAreCalledOnceAndCountOnce) {
+  struct Found {
+    std::vector<at::Tensor> gradients;
+    int calls = 0;
+    std::uint64_t whole = 0;
+  };
+  const auto find = [](const std::string& hooked, bool in_parts) {
+    Found found;
+    torch::manual_seed(11);
+    Hooked model(hooked, found.calls);
+    const at::Tensor x = at::randn({4, 6}, at::kDouble).requires_grad_();
+    const at::Tensor y = model(x, at::randn({4, 3}, at::kDouble), at::tensor({1, 3, 3, 8}, at::kLong));
+    const at::Tensor dy = at::randn({4, 6}, at::kDouble);
+    ChunkGraph graph({x}, {y});
+    if (in_parts) {
+      graph.backward_inputs({dy});
+      graph.backward_weights();
+    } else {
+      graph.backward({dy});
+    }
+    found.gradients = graph.take_input_gradients();
+    for (const at::Tensor& parameter : model->parameters()) found.gradients.push_back(parameter.grad());
+    found.whole = graph.whole();
+    return found;
+  };
+  struct Case {
+    const char* hooked;
+    std::uint64_t whole;  ///< parameters that I computes, the norm's two among them
+  };
+  for (const Case& of :
+       {Case{"", 2}, Case{"embedding", 3}, Case{"first", 4}, Case{"convolution", 4}, Case{"norm", 2}, Case{"last", 4},
+        Case{"norm.weight", 2}, Case{"last.weight", 2}, Case{"first.bias", 2}, Case{"embedding.weight", 2}}) {
+    const Found whole = find(of.hooked, false);
+    const Found parts = find(of.hooked, true);
+    EXPECT_EQ(whole.calls, of.hooked[0] == '\0' ? 0 : 1) << of.hooked;
+    EXPECT_EQ(parts.calls, whole.calls) << of.hooked;
+    EXPECT_EQ(parts.whole, of.whole) << of.hooked;
+    ASSERT_EQ(parts.gradients.size(), whole.gradients.size());
+    for (std::size_t at = 0; at < whole.gradients.size(); ++at)
+      EXPECT_TRUE(at::equal(parts.gradients[at], whole.gradients[at])) << of.hooked << ", gradient " << at;
+  }
+}
+
+TEST(ChunkGraph, AParameterThatIsAnOutputGetsItsGradient) {
+  at::Tensor weight = at::randn({3, 3}, at::kDouble).requires_grad_();
+  const at::Tensor x = at::randn({2, 3}, at::kDouble).requires_grad_();
+  ChunkGraph graph({x}, {at::mm(x, weight), weight});
+  graph.backward_inputs({at::ones({2, 3}, at::kDouble), at::full({3, 3}, 5.0, at::kDouble)});
+  graph.backward_weights();
+  EXPECT_TRUE(at::allclose(weight.grad(), x.detach().t().mm(at::ones({2, 3}, at::kDouble)) + 5.0));
+}
+
 TEST(ChunkGraph, WeightsGetTheirGradientsUnitAfterUnit) {
   constexpr int kUnits = 4;
   torch::manual_seed(7);
