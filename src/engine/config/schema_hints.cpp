@@ -52,6 +52,7 @@ constexpr std::string_view kInMemory = "max_in_cpu says it, in blocks of zeroth.
 constexpr std::string_view kFactor = "ranks only sum; averaging is one factor in the update";
 constexpr std::string_view kFused = "the update is always one fused pass over flat state";
 constexpr std::string_view kNoTape = "engine.save() writes checkpoints its own way, on any ranks, for any stage";
+constexpr std::string_view kScatter = "zeroth.pipeline.scatter says whether ranks of tp send slices";
 constexpr std::string_view kReport = "StepResult and the engine's report hold the figures; the program prints them";
 
 constexpr std::array kKeys{
@@ -130,6 +131,10 @@ constexpr std::array kKeys{
     flag("/checkpoint/checkpoint_serialization", "true", kNoTape),
     section("/checkpoint/writer",
             "type|decoupled|io_buffer_size|io_buffer_double|show_statistics|data_parallel|io_multiplier", kNoTape),
+    flag("/pipeline/seed_layers", "false", "every layer of a list has a seed of its own, always"),
+    flag("/pipeline/pipe_partitioned", "true", kScatter),
+    flag("/pipeline/grad_partitioned", "true", kScatter),
+    flag("/pipeline/use_reentrant", "true", "layers of a list are recomputed without reentrance"),
     section("/timers", "throughput", kReport),
     section("/comms_logger", "enabled|verbose|prof_all|debug|prof_ops", "bytes and calls are counted in the report"),
     section("/flops_profiler",

@@ -622,9 +622,12 @@ constexpr std::array kKeys{
     bind<&Config::pipeline, &PipelineConfig::split>(
         {.pointer = "/zeroth/pipeline/split",
          .kind = KeyKind::kChoice,
-         .text = "How the model's layers become chunks: `balanced` (parameters, and the work of the head), "
-                 "`parameters`, or `uniform`. zeroth.pipeline(split=...) takes names of layers, too.",
-         .choices = "balanced|parameters|uniform"}),
+         .text =
+             "How the model's layers become chunks: `balanced` (parameters, and the work of the head), "
+             "`parameters`, or `uniform`. zeroth.pipeline(split=...) takes names of layers, `type:CLASS`, `time` and "
+             "`memory`, too.",
+         .choices = "balanced|parameters|uniform",
+         .choice_aliases = "best=balanced"}),
     bind<&Config::pipeline, &PipelineConfig::scatter>(
         {.pointer = "/zeroth/pipeline/scatter",
          .text =

@@ -37,7 +37,6 @@ constexpr std::string_view kActivations =
     "recompute in the model; zeroth.activations says where inputs of what is recomputed rest";
 constexpr std::string_view kRule = "this variant of the update is not built";
 constexpr std::string_view kParallel = "experts are not built";
-constexpr std::string_view kPipelineArguments = "zeroth.mesh.pp and the section zeroth.pipeline say it";
 constexpr std::string_view kSplit = "plan and corrections are arguments of zeroth.parallelize()";
 constexpr std::string_view kMasters = "masters, moments and accumulated gradients are fp32";
 
@@ -86,10 +85,8 @@ constexpr std::array kKeys{
     section("/nebula", "", kCheckpoint),
     section("/datastates_ckpt", "", kCheckpoint, ""),
 
-    section("/pipeline",
-            "stages|partition|seed_layers|activation_checkpoint_interval|pipe_partitioned|grad_partitioned|"
-            "use_reentrant",
-            kPipelineArguments, "?stages=1|null"),
+    value("/pipeline/activation_checkpoint_interval", KeyKind::kAny, "0|null",
+          "it is an argument of zeroth.pipe.PipelineModule; other models recompute by their own checkpoints"),
     value("/tensor_parallel/dtype", KeyKind::kAny, "null", kSplit),
     flag("/tensor_parallel/tp_overlap_comm", kSplit),
     value("/tensor_parallel/tp", KeyKind::kAny, "null|{}|{\"tp_size\":1}",
@@ -125,6 +122,8 @@ constexpr std::array kAliases{
     KeyAlias{"/bfloat16", "/bf16"},
     KeyAlias{"/sequence_parallel_size", "/zeroth/mesh/sp"},
     KeyAlias{"/tensor_parallel/autotp_size", "/zeroth/mesh/tp"},
+    KeyAlias{"/pipeline/stages", "/zeroth/mesh/pp"},
+    KeyAlias{"/pipeline/partition", "/zeroth/pipeline/split"},
     KeyAlias{"/optimizer/params/adamw_mode", "/optimizer/params/adam_w_mode"},
     KeyAlias{"/zero_optimization/stage3_gather_fp16_weights_on_model_save",
              "/zero_optimization/stage3_gather_16bit_weights_on_model_save"},

@@ -237,6 +237,26 @@ TEST(ConfigDocument, AliasesAreReadAsTheKeyTheyStandFor) {
               ElementsAre(Field(&HintNote::pointer, "/zero_optimization/stage3_gather_16bit_weights_on_model_save")));
 }
 
+TEST(ConfigDocument, DeepSpeedsPipelineSectionIsRead) {
+  const Config config = read(R"({"pipeline": {"stages": 2, "partition": "uniform", "seed_layers": false,
+      "activation_checkpoint_interval": 0, "pipe_partitioned": true, "grad_partitioned": true}})");
+  EXPECT_EQ(config.mesh.pp, 2);
+  EXPECT_EQ(config.pipeline.split, "uniform");
+  EXPECT_THAT(config.hints, ElementsAre(Field(&HintNote::pointer, "/pipeline/grad_partitioned"),
+                                        Field(&HintNote::pointer, "/pipeline/pipe_partitioned"),
+                                        Field(&HintNote::pointer, "/pipeline/seed_layers")));
+  EXPECT_EQ(read(R"({"pipeline": {"partition": "best"}, "zeroth": {"mesh": {"pp": 4}}})").pipeline.split, "balanced");
+  for (const auto& [member, pointer] : std::vector<std::pair<std::string, std::string>>{
+           {R"("partition": "type:Block")", "/zeroth/pipeline/split"},
+           {R"("stages": "auto")", "/zeroth/mesh/pp"},
+           {R"("activation_checkpoint_interval": 1)", "/pipeline/activation_checkpoint_interval"},
+           {R"("stage": 2)", "/pipeline/stage"},
+       }) {
+    EXPECT_EQ(problem_of(R"({"pipeline": {)" + member + "}}").pointer, pointer);
+  }
+  EXPECT_EQ(problem_of(R"({"pipeline": {"stage": 2}})").hint, "did you mean \"stages\"?");
+}
+
 TEST(ConfigOverrides, WinOverTheDocumentAndKeepTheirOrigin) {
   const std::vector<ConfigOverride> overrides{{"/zero_optimization/stage", "2", "--zero-stage"},
                                               {"/optimizer/params/lr", "0.5", "--lr"},

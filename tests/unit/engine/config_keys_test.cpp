@@ -744,7 +744,6 @@ TEST(ConfigKeys, RefusedSectionsAreJudgedByTheirSwitch) {
   const std::vector<std::string> switch_on{R"({"enabled": true})", R"({"enabled": "auto"})", R"({"enabled": 1})",
                                            "true", "[]"};
   std::vector<Refusal> list{
-      {"/pipeline", {R"({"stages": 1, "partition": "best"})", "{}"}, {R"({"stages": 2})", R"({"stages": "auto"})"}},
       {"/tensor_parallel/tp", {R"({"tp_size": 1})", "{}"}, {R"({"tp_size": 2})"}},
       {"/compile", {R"({"deepcompile": false, "passes": null})"}, {R"({"deepcompile": true})"}},
       {"/sparse_attention", {R"({"mode": "dense"})"}, {R"({"mode": "fixed"})", "{}"}},
