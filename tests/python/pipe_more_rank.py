@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import sys
+import time
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -282,6 +283,40 @@ def one_stage() -> None:
     with refused("USAGE", "a model of one stage has no schedule"):
         engine.pipeline_step(samples(0))
     engine.close()
+
+
+# --- cuts by what layers cost -----------------------------------------------------------------------------------------
+
+
+class Sleeps(nn.Linear):
+    def __init__(self, seconds: float) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.seconds = seconds
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(self.seconds)
+        return super().forward(x)
+
+
+def measured() -> None:
+    """Ranks cut alike where they measure other times: rank 0's count."""
+    sample = (torch.ones(2, WIDTH), torch.ones(2, WIDTH))
+    loss = nn.functional.mse_loss
+    two = {"zeroth": {"mesh": {"pp": 2}}}
+    slow = 0 if world().rank == 0 else 4
+    stack = [Sleeps(0.01 if number == slow else 0.0) for number in range(5)]
+    done = zeroth.pipeline(nn.Sequential(*stack), two, world=world(), split="time", loss_fn=loss, sample=sample)
+    assert list(done.bounds) == [0, 1, 5], done.bounds
+    engine = zeroth.Engine(done.model, two, world=world(), log_level="warning")
+    engine.train_batch([sample])
+    engine.close(keep_parameters=False)
+    wide = [nn.Linear(WIDTH, 50), nn.ReLU(), nn.Linear(50, WIDTH), nn.Linear(WIDTH, WIDTH)]  # keep 6, 50, 50, 6
+    done = zeroth.pipeline(nn.Sequential(*wide), two, world=world(), split="memory", loss_fn=loss, sample=sample)
+    assert list(done.bounds) == [0, 2, 4], done.bounds
+    with refused("USAGE", "measured on a micro-batch; .*which: time; expected: sample="):
+        zeroth.pipeline(nn.Sequential(*wide), two, world=world(), split="time", loss_fn=loss)
+    with refused("USAGE", "without values cannot be measured.*which: tied_modules.words.weight"):
+        zeroth.pipeline(module(), config(mesh={"pp": 2}), world=world(), split="time", sample=next(samples(0)))
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

@@ -3,17 +3,18 @@
 import contextlib
 import time
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from zeroth import _C
 from zeroth.parallel._refuse import refuse
 from zeroth.pipe.chain import Chain, named_tensors
 from zeroth.pipe.forms import leaves_of
 
-__all__ = ["measure"]
+__all__ = ["measure", "measured"]
 
 
 def measure(chain: Chain, sample: Any, what: Literal["time", "memory"], *, repeats: int = 3) -> list[float]:
@@ -21,16 +22,7 @@ def measure(chain: Chain, sample: Any, what: Literal["time", "memory"], *, repea
     of `repeats` forwards with backward; "memory": bytes of the tensors that one micro-batch keeps for backward,
     parameters and buffers not counted. All layers need values here. Buffers, gradients and random numbers are as
     before. Raises Error USAGE for a layer without values."""
-    missing = [name for name, tensor in named_tensors(chain.model) if tensor.is_meta]
-    if missing:
-        refuse(
-            "a layer without values cannot be measured",
-            where="pipe.measure",
-            which=missing[0],
-            expected="all layers on this rank",
-            got="a tensor on the meta device",
-            hint='build() the layers first, or split by "parameters"',
-        )
+    _require_values(chain)
     costs: list[float] = []
     with _undisturbed(chain.model), torch.enable_grad():
         values: Any = None
@@ -45,6 +37,40 @@ def measure(chain: Chain, sample: Any, what: Literal["time", "memory"], *, repea
             values = tree_map(_detached, layer.output)
             layer.output = None
     return costs
+
+
+def measured(chain: Chain, sample: Any, what: Literal["time", "memory"], mesh: _C.Mesh) -> list[float]:
+    """What rank 0 measures, on all ranks: they measure different times, and have to cut alike. Collective, blocks.
+    Raises Error USAGE, on all ranks, without a sample or for a layer without values."""
+    if sample is None:
+        refuse_without_sample(what)
+    _require_values(chain)
+    costs = measure(chain, sample, what) if mesh.world.rank == 0 else [0.0] * len(chain.layers)
+    told = mesh.world.broadcast(torch.tensor(costs, dtype=torch.float64), 0)
+    return [float(cost) for cost in told.tolist()]
+
+
+def refuse_without_sample(what: str) -> NoReturn:
+    refuse(
+        "a layer is measured on a micro-batch",
+        where="pipe.partition",
+        which=what,
+        expected="sample=, a micro-batch as run() is given, or weights=",
+        got="None",
+    )
+
+
+def _require_values(chain: Chain) -> None:
+    missing = [name for name, tensor in named_tensors(chain.model) if tensor.is_meta]
+    if missing:
+        refuse(
+            "a layer without values cannot be measured",
+            where="pipe.measure",
+            which=missing[0],
+            expected="all layers on this rank",
+            got="a tensor on the meta device",
+            hint='build() the layers first, or split by "parameters"',
+        )
 
 
 def _detached(value: Any) -> Any:

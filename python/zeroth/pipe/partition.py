@@ -12,7 +12,7 @@ from zeroth.pipe.balance import balanced, evenly
 from zeroth.pipe.chain import Chain
 from zeroth.pipe.layer_list import LayerList
 from zeroth.pipe.layer_specs import LayerSpec
-from zeroth.pipe.measure import measure
+from zeroth.pipe.measure import measure, refuse_without_sample
 
 __all__ = ["partition"]
 
@@ -97,13 +97,7 @@ def _costs(chain: Chain, split: str, sample: Any) -> list[float]:
             return _of_parameters(chain, tables=split == "parameters")
         case "time" | "memory":
             if sample is None:
-                refuse(
-                    "a layer is measured on a micro-batch",
-                    where=_WHERE,
-                    which=split,
-                    expected="sample=, a micro-batch as run() is given, or weights=",
-                    got="None",
-                )
+                refuse_without_sample(split)
             return measure(chain, sample, split)
     _refuse_method(split)
 

@@ -14,6 +14,7 @@ from zeroth.pipe.agree import require_same
 from zeroth.pipe.block_chain import BlockChain
 from zeroth.pipe.chain import Chain
 from zeroth.pipe.make_chain import build, chain_of
+from zeroth.pipe.measure import measured
 from zeroth.pipe.module_stages import split_of, with_stages
 from zeroth.pipe.partition import partition
 
@@ -109,8 +110,9 @@ def pipeline(
 
     `model`: see chain_of(); the num_stages of a PipelineModule is the configuration's zeroth.mesh.pp. `split`: see
     partition(); None: the partition_method of a PipelineModule, or zeroth.pipeline.split of the configuration.
-    `loss_fn`: for models without a loss of their own. `sample`: a batch to look at models that are none of
-    transformers'. `speeds`, `weights`: see partition().
+    `loss_fn`: for models without a loss of their own. `sample`: a micro-batch, to look at models that are none of
+    transformers', and to measure layers for split="time" and "memory": rank 0 does, and all ranks cut alike.
+    `speeds`, `weights`: see partition().
 
     Parameters of other stages keep their names and become empty on this rank; engine.full(name), state_dict(), saves
     and loads are those of the whole model. A weight that several stages use is on each of them, and its gradients are
@@ -148,8 +150,12 @@ def pipeline(
         keys["schedule"], axes["pp"], micro_batches, chunks=keys["chunks"], unshard=keys["unshard"]
     )
     stage_of_chunk = _C.rank_of_chunk(program)
-    bounds = partition(chain, len(stage_of_chunk), split or split_of(chain.model, keys), weights=weights, speeds=speeds)
+    split = split or split_of(chain.model, keys)
     mesh = world.mesh(axes, settings)
+    match split:
+        case "time" | "memory" if weights is None:
+            weights = measured(chain, sample, split, mesh)
+    bounds = partition(chain, len(stage_of_chunk), split, weights=weights, speeds=speeds)
     require_same(
         {
             "the schedule": f"{keys['schedule']}, {micro_batches} micro-batches",
