@@ -73,6 +73,14 @@ void bind_pipeline(py::module_& module) {
              py::arg("chunks") = 0, py::arg("unshard") = "micro_batch", py::arg("step") = true);
   module.def("verify_program", [](const std::string& text) { verify(parse_program(text)); }, py::arg("text"));
   module.def(
+      "runnable_program",
+      [](const std::string& text, int stages, int micro_batches) {
+        const StepProgram program = parse_program(text);
+        libtorch::require_runnable(program, stages, micro_batches);
+        return to_text(program);
+      },
+      py::arg("text"), py::arg("stages"), py::arg("micro_batches"));
+  module.def(
       "rank_of_chunk", [](const std::string& text) { return parse_program(text).rank_of_chunk; }, py::arg("text"));
 
   py::class_<Pipeline>(module, "Pipeline")

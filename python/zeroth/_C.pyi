@@ -1042,6 +1042,10 @@ def make_program(
 def verify_program(text: str) -> None:
     """Raises Error USAGE, with the ranks and actions in conflict, for a program that must not run."""
 
+def runnable_program(text: str, stages: int, micro_batches: int) -> str:
+    """The program, as make_program() writes it. Raises Error USAGE, with the reason, for one that no pipeline of so
+    many stages and micro-batches runs."""
+
 def rank_of_chunk(text: str) -> list[int]:
     """The rank that has each chunk of a program."""
 

@@ -20,7 +20,7 @@ from refusing import refused
 from torch import nn
 
 import zeroth
-from zeroth import pipe
+from zeroth import _C, pipe
 
 WIDTH, WORDS, MICRO = 6, 11, 3
 MIXED = {"first": torch.tensor([1, 2], dtype=torch.int32), "empty": torch.zeros(0, 3), "flag": torch.tensor(True)}
@@ -285,7 +285,7 @@ def one_stage() -> None:
     engine.close()
 
 
-# --- cuts by what layers cost -----------------------------------------------------------------------------------------
+# --- cuts by what layers cost, programs of the caller's own -----------------------------------------------------------
 
 
 class Sleeps(nn.Linear):
@@ -317,6 +317,64 @@ def measured() -> None:
         zeroth.pipeline(nn.Sequential(*wide), two, world=world(), split="time", loss_fn=loss)
     with refused("USAGE", "without values cannot be measured.*which: tied_modules.words.weight"):
         zeroth.pipeline(module(), config(mesh={"pp": 2}), world=world(), split="time", sample=next(samples(0)))
+
+
+BREADTH_FIRST = """\
+zeroth-program 1 schedule=by_hand ranks=2 micro_batches=2 chunks=0,1,0,1
+0: 0F0 0SEND_F0 0F1 0SEND_F1 2RECV_F0 2F0 2SEND_F0 2RECV_F1 2F1 2SEND_F1 \
+2RECV_B0 2B0 2SEND_B0 2RECV_B1 2B1 2SEND_B1 2REDUCE 0RECV_B0 0B0 0RECV_B1 0B1 0REDUCE STEP
+1: 1RECV_F0 1F0 1SEND_F0 1RECV_F1 1F1 1SEND_F1 3RECV_F0 3F0 3RECV_F1 3F1 \
+3B0 3SEND_B0 3B1 3SEND_B1 3REDUCE 1RECV_B0 1B0 1SEND_B0 1RECV_B1 1B1 1SEND_B1 1REDUCE STEP
+"""
+"""(Lamy-Poirier 2022), written by hand: no schedule of Zeroth's"""
+
+
+SPLIT_HEAD = """\
+zeroth-program 1 schedule=gpipe ranks=2 micro_batches=1 chunks=0,1
+0: 0F0 0SEND_F0 V_INPUT0 V_S0 V_SUM0 V_T0 V_GRAD0 0RECV_B0 0B0 0REDUCE STEP
+1: 1RECV_F0 1F0 V_INPUT0 V_S0 V_SUM0 V_T0 V_GRAD0 1B0 1SEND_B0 1REDUCE STEP
+"""
+
+
+def programs() -> None:
+    """One that no schedule makes trains as one process does; others are refused before anything is changed."""
+    two = {**config(mesh={"pp": 2}), "gradient_accumulation_steps": 2}
+    done = zeroth.pipeline(module(), two, world=world(), program=BREADTH_FIRST)
+    assert done.program == BREADTH_FIRST and len(done.stage_of_chunk) == 4
+    engine = zeroth.Engine(done.model, two, world=world(), log_level="warning")
+    for step, expected in enumerate(losses_of_one_process(3, 2)):
+        _, loss = engine.train_batch(samples(step, count=2))
+        assert abs(loss - expected) < 1e-12, (loss, expected)
+    engine.close(keep_parameters=False)
+
+    simple = _C.make_program("1f1b", 2, 2)
+    model = module()
+
+    def refuse(given: str, pattern: str, **more: Any) -> None:
+        with refused("USAGE", pattern):
+            zeroth.pipeline(model, {**two, **more}, world=world(), program=given)
+        assert zeroth.pipe.pipeline.pipelined_of(model) is None and all(one.is_meta for one in model.parameters())
+
+    waits = simple.replace("0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0", "0F1 0RECV_B0 0SEND_F0 0SEND_F1 0B0")
+    assert waits != simple
+    refuse(waits, "ranks wait for each other.*rank 0 .*rank 1")
+    refuse(simple.replace("0B1", "0B0"), r"\[USAGE\].*0B0")
+    refuse(simple.replace("0F1", "0FORWARD1"), "0FORWARD1")
+    not_yet = "can be read and simulated, and not run yet; .*which: {}"
+    for had, has in (
+        ("0RECV_B0 0B0", "0RECOMPUTE0 0RECV_B0 0B0"),
+        ("0SEND_F0 0F1", "0SEND_F0 0FLUSH0 0FETCH0 0F1"),
+        ("0REDUCE STEP", "0REDUCE 0FETCH STEP 0FLUSH"),
+    ):
+        assert had in simple
+        first = next(word for word in has.split() if word not in had.split())
+        refuse(simple.replace(had, has), not_yet.format(first))
+    refuse(SPLIT_HEAD, not_yet.format("V_INPUT0"), gradient_accumulation_steps=1)
+    refuse(simple.replace("chunks=0,1", "chunks=0,1 inexact"), not_yet.format("1f1b, which is inexact"))
+    refuse(_C.make_program("1f1b", 2, 2, step=False), "does not update the parameters")
+    refuse(_C.make_program("1f1b", 2, 3), "another number of micro-batches.*expected: .* 2; got: 3")
+    refuse(_C.make_program("1f1b", 3, 2), "another number of stages.*expected: 2; got: 3")
+    refuse(_C.make_program("1f1b", 2, 2, unshard="step"), "gather parameters at different times.*which: zeroth.pipel")
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ class Engines(job.RankTest):
 
     def test_what_engines_of_two_stages_can_do(self) -> None:
         cases = ("outputs", "outputs_of_every_kind", "steered", "deepspeed_module", "one_stage", "measured",
-                 "refusals")  # fmt: skip
+                 "programs", "refusals")  # fmt: skip
         self.run_well(2, "pipe_more_rank.py", *cases)
 
     @tier.long

@@ -63,12 +63,16 @@ struct PipelineReport {
   std::uint64_t weights_whole = 0;     ///< that I computed and W gave to the engine
 };
 
+/// Throws kUsage, with the reason, for a program that no Pipeline of so many stages and micro-batches runs: verify()
+/// refutes it, it is inexact, has other actions than those above, or no STEP.
+void require_runnable(const StepProgram& program, int stages, int micro_batches);
+
 /// One thread at a time; the engine's.
 class Pipeline {
  public:
-  /// `stages`: the ranks of the pipeline, in order of their stages. Collective over them, blocks. Throws kUsage if the
-  /// program is refuted by verify(), or does not fit the ranks or the engine's number of micro-steps, and kMismatch on
-  /// all of them if they have different programs. `engine` must outlive it.
+  /// `stages`: the ranks of the pipeline, in order of their stages. Collective over them, blocks. Throws kUsage as
+  /// require_runnable() does, or if the program has not the chunks of the model, and kMismatch on all of them if they
+  /// have different programs. `engine` must outlive it.
   Pipeline(EngineBase& engine, Communicator stages, PipelineOptions options);
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;

@@ -103,6 +103,7 @@ def pipeline(
     speeds: Sequence[float] | None = None,
     weights: Sequence[float] | None = None,
     sample: Any = None,
+    program: str | None = None,
 ) -> Pipelined:
     """Cuts a model in place into the stages of the configuration's mesh, zeroth.mesh.pp. zeroth.Engine does it for a
     model that is not cut yet; call it before for a loss function or another cut, or to see it:
@@ -112,7 +113,8 @@ def pipeline(
     partition(); None: the partition_method of a PipelineModule, or zeroth.pipeline.split of the configuration.
     `loss_fn`: for models without a loss of their own. `sample`: a micro-batch, to look at models that are none of
     transformers', and to measure layers for split="time" and "memory": rank 0 does, and all ranks cut alike.
-    `speeds`, `weights`: see partition().
+    `speeds`, `weights`: see partition(). `program`: what all stages do in a step, as text, in the place of the schedule
+    of the configuration: `zeroth schedule NAME --text` prints one to begin with.
 
     Parameters of other stages keep their names and become empty on this rank; engine.full(name), state_dict(), saves
     and loads are those of the whole model. A weight that several stages use is on each of them, and its gradients are
@@ -120,7 +122,8 @@ def pipeline(
 
     Collective and blocking. Raises Error, before the model is changed: MODEL for a model that cannot be cut; CONFIG for
     a mesh that does not fit the ranks, or has one stage; MISMATCH, on all ranks, if they have other layers, another
-    split or another schedule; USAGE."""
+    split or another schedule; USAGE, also for a program that the verifier refutes, or that has actions that are not run
+    yet."""
     settings = with_stages(model, to_config(config))
     if world is None:
         world = _C.World.from_environment()
@@ -146,9 +149,13 @@ def pipeline(
     chain = chain_of(model, loss_fn=loss_fn, sample=sample)
     keys = settings.pipeline
     micro_batches = settings.micro_steps(world.size)
-    program = _C.make_program(
-        keys["schedule"], axes["pp"], micro_batches, chunks=keys["chunks"], unshard=keys["unshard"]
-    )
+    schedule = keys["schedule"] if program is None else "a program of the caller's own"
+    if program is None:
+        program = _C.make_program(
+            keys["schedule"], axes["pp"], micro_batches, chunks=keys["chunks"], unshard=keys["unshard"]
+        )
+    else:
+        program = _own_program(program, axes["pp"], micro_batches, keys["unshard"])
     stage_of_chunk = _C.rank_of_chunk(program)
     split = split or split_of(chain.model, keys)
     mesh = world.mesh(axes, settings)
@@ -158,7 +165,7 @@ def pipeline(
     bounds = partition(chain, len(stage_of_chunk), split, weights=weights, speeds=speeds)
     require_same(
         {
-            "the schedule": f"{keys['schedule']}, {micro_batches} micro-batches",
+            "the schedule": f"{schedule}, {micro_batches} micro-batches",
             "the layers": ", ".join(layer.name for layer in chain.layers),
             "the split": "; ".join(_parts(chain, bounds, range(len(stage_of_chunk)))),
             "the program": program,
@@ -186,6 +193,20 @@ def pipeline(
     object.__setattr__(chain.model, _MARK, done)
     _boxes.mark(chain.model, _boxes.Split(world, axes))
     return done
+
+
+def _own_program(text: str, stages: int, micro_batches: int, unshard: str) -> str:
+    """Of the user's own, if it can run."""
+    program = _C.runnable_program(text, stages, micro_batches)
+    if ("UNSHARD" in program) != (unshard == "step"):
+        refuse(
+            "a program and the configuration gather parameters at different times",
+            where=_WHERE,
+            which="zeroth.pipeline.unshard",
+            expected='"step" for a program with UNSHARD, else "micro_batch"',
+            got=unshard,
+        )
+    return program
 
 
 def _share_layers(chain: Chain, settings: _C.Config, world: _C.World) -> None:

@@ -98,6 +98,33 @@ bool is_last_of_backward(ActionKind kind) {
 
 }  // namespace
 
+void require_runnable(const StepProgram& program, int stages, int micro_batches) {
+  verify(program);
+  ZR_CHECK(program.ranks() == stages, ErrorCode::kUsage, "the program is for another number of stages",
+           {.where = kWhere,
+            .which = program.schedule,
+            .expected = std::to_string(stages),
+            .got = std::to_string(program.ranks())});
+  ZR_CHECK(program.micro_batches == micro_batches, ErrorCode::kUsage,
+           "the program has another number of micro-batches than the engine has micro-steps",
+           {.where = kWhere,
+            .which = program.schedule,
+            .expected = "gradient_accumulation_steps, " + std::to_string(micro_batches),
+            .got = std::to_string(program.micro_batches)});
+  for (const std::vector<Action>& list : program.actions) {
+    const auto other = std::ranges::find_if_not(list, [](const Action& one) { return runs(one.kind); });
+    ZR_CHECK(other == list.end() && !program.inexact, ErrorCode::kUsage,
+             "the program can be read and simulated, and not run yet",
+             {.where = kWhere,
+              .which = other == list.end() ? program.schedule + ", which is inexact" : to_text(*other),
+              .expected = "F, B, I, W, messages, UNSHARD, RESHARD, REDUCE and STEP"});
+    // What is verified has it on every rank or on none, at the end.
+    ZR_CHECK(!list.empty() && list.back().kind == ActionKind::kStep, ErrorCode::kUsage,
+             "the program does not update the parameters",
+             {.where = kWhere, .which = program.schedule, .expected = "STEP as the last action of every stage"});
+  }
+}
+
 class Pipeline::Impl {
  public:
   Impl(EngineBase& engine, Communicator stages, PipelineOptions options)
@@ -106,7 +133,7 @@ class Pipeline::Impl {
         stages_(std::move(stages)),
         options_(std::move(options)),
         links_(stages_, options_.copies) {
-    verify(options_.program);
+    require_runnable(options_.program, stages_.size(), runtime_->core().settings().micro_steps);
     require_fits();
     require_same_program(options_.program, stages_);
     if (activity_) activity_->set_action_reader(&text_of);
@@ -266,32 +293,12 @@ class Pipeline::Impl {
 
   void require_fits() const {
     const StepProgram& program = options_.program;
-    ZR_CHECK(program.ranks() == stages_.size(), ErrorCode::kUsage, "the program is for another number of stages",
-             {.where = kWhere,
-              .which = program.schedule,
-              .expected = std::to_string(stages_.size()),
-              .got = std::to_string(program.ranks())});
-    const int micro_steps = runtime_->core().settings().micro_steps;
-    ZR_CHECK(program.micro_batches == micro_steps, ErrorCode::kUsage,
-             "the program has another number of micro-batches than the engine has micro-steps",
-             {.where = kWhere,
-              .which = program.schedule,
-              .expected = "gradient_accumulation_steps, " + std::to_string(micro_steps),
-              .got = std::to_string(program.micro_batches)});
     ZR_CHECK(static_cast<int>(options_.units.size()) == program.chunks(), ErrorCode::kUsage,
              "the chunks of the program are not those of the model",
              {.where = kWhere,
               .which = program.schedule,
               .expected = std::to_string(program.chunks()),
               .got = std::to_string(options_.units.size())});
-    for (const std::vector<Action>& list : program.actions) {
-      const auto other = std::ranges::find_if_not(list, [](const Action& one) { return runs(one.kind); });
-      ZR_CHECK(other == list.end() && !program.inexact, ErrorCode::kUsage,
-               "the program can be read and simulated, and not run yet",
-               {.where = kWhere,
-                .which = other == list.end() ? program.schedule + ", which is inexact" : to_text(*other),
-                .expected = "F, B, I, W, messages, UNSHARD, RESHARD, REDUCE and STEP"});
-    }
     ZR_CHECK(static_cast<bool>(options_.forward), ErrorCode::kUsage, "a pipeline without a forward", {.where = kWhere});
   }
 
