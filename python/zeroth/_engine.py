@@ -164,6 +164,8 @@ class Engine:
         self._optimizer: Optimizer | None = None
         self._scheduler: Any = None
         self._batch_fn: Callable[[Any], Any] | None = None
+        self._data: Iterator[Any] | None = None
+        """of train_batch() and eval_batch() without an iterator"""
         self._group_members = _members(model, group_of, len(hypers), later)
         self._parameters = list(model.parameters())
         _owned.update(map(id, self._parameters))
@@ -240,17 +242,18 @@ class Engine:
             raise
         self._core.close_backward(seen)
 
-    def train_batch(self, data_iter: Iterable[Any] | None) -> tuple[_C.StepResult, float]:
+    def train_batch(self, data_iter: Iterable[Any] | None = None) -> tuple[_C.StepResult, float]:
         """One step of a pipeline (zeroth.mesh.pp): takes gradient_accumulation_steps micro-batches from `data_iter`, an
         iterator, runs this stage's part of the schedule, and updates. All stages of a pipeline are given the same
-        micro-batches; batches differ over dp. None will do on stages in the middle of a list of layers. Returns the
-        result of the step and the mean loss, on all ranks.
+        micro-batches; batches differ over dp. None: what set_dataiterator() gave; without one it will do on stages in
+        the middle of a list of layers. Returns the result of the step and the mean loss, on all ranks.
 
         Without a pipeline it is a loop of forward, backward and step() over the micro-batches; the model returns its
         loss. Collective and blocking. Raises Error, and whatever the model raises: MISMATCH if there are too few
         micro-batches, or stages run different schedules; MODEL if the last chunk gives no loss. After an error in an
         action of a pipeline every further step is refused with USAGE."""
         micro_steps = self._config.micro_steps(self._world_size)
+        data_iter = self._data if data_iter is None else data_iter
         if self._pipeline is not None:
             self._push()
             result, loss = self._pipeline.train_batch(self._of_user(data_iter))
@@ -263,33 +266,72 @@ class Engine:
             result = self.step()
         return result, self.average(total / micro_steps)
 
+    @overload
     def eval_batch(
         self,
-        data_iter: Iterable[Any] | None,
+        data_iter: Iterable[Any] | None = None,
+        return_logits: Literal[False] = False,
+        compute_loss: bool = True,
+        reduce_output: str | None = "avg",
+        bcast_loss: bool = True,
+        num_micro_batches: int | None = None,
         *,
         micro_batches: int | None = None,
         weights: Sequence[float] | None = None,
-    ) -> float:
+    ) -> float: ...
+    @overload
+    def eval_batch(
+        self,
+        data_iter: Iterable[Any] | None,
+        return_logits: Literal[True],
+        compute_loss: bool = True,
+        reduce_output: str | None = "avg",
+        bcast_loss: bool = True,
+        num_micro_batches: int | None = None,
+        *,
+        micro_batches: int | None = None,
+        weights: Sequence[float] | None = None,
+    ) -> tuple[float, list[Any] | None]: ...
+    def eval_batch(
+        self,
+        data_iter: Iterable[Any] | None = None,
+        return_logits: bool = False,
+        compute_loss: bool = True,
+        reduce_output: str | None = "avg",
+        bcast_loss: bool = True,
+        num_micro_batches: int | None = None,
+        *,
+        micro_batches: int | None = None,
+        weights: Sequence[float] | None = None,
+    ) -> float | tuple[float, list[Any] | None]:
         """The mean loss over `micro_batches` micro-batches, default as many as train_batch() takes, without gradients,
         on all ranks. `weights`: of this rank's micro-batches, from 0, the same on all stages of a pipeline, for a mean
         over samples where micro-batches differ in size. Collective and blocking. Errors as there; USAGE for weights
-        that do not fit, or are 0 on all ranks."""
+        that do not fit, or are 0 on all ranks.
+
+        The arguments in between are DeepSpeed's. `return_logits`: a pair of the mean and the list of what the model
+        returned for each micro-batch, on the last stage; None on the others. `num_micro_batches`: another name of
+        `micro_batches`. `bcast_loss` changes nothing. Raises Error USAGE for others than `compute_loss` True and
+        `reduce_output` "avg"."""
+        _require_mean(compute_loss, reduce_output)
+        micro_batches = num_micro_batches if micro_batches is None else micro_batches
+        data_iter = self._data if data_iter is None else data_iter
         count = self._config.micro_steps(self._world_size) if micro_batches is None else micro_batches
         _require_weights(weights, count)
+        outputs: list[Any] | None = [] if return_logits else None
         if self._pipeline is not None:
-            total = self._pipeline.eval_batch(self._of_user(data_iter), count, weights) * count
+            total = self._pipeline.eval_batch(self._of_user(data_iter), count, weights, outputs) * count
         else:
             with torch.no_grad():
-                losses = [_loss_of(self._called(batch)).item() for batch in self._taken(data_iter, count)]
+                losses = [_loss_of(self._called(batch, kept=outputs)).item() for batch in self._taken(data_iter, count)]
             total = self.average(
                 sum(loss * weight for loss, weight in zip(losses, weights or [1.0] * count, strict=True))
             )
-        if weights is None:
-            return total / count
-        mean_weight = self.average(float(sum(weights)))
+        mean_weight = float(count) if weights is None else self.average(float(sum(weights)))
         if mean_weight == 0.0:
             raise _C.make_error("USAGE", "all micro-batches of an evaluation have weight 0", where="python.engine")
-        return total / mean_weight
+        mean = total / mean_weight
+        return (mean, outputs if self.is_last_stage() else None) if return_logits else mean
 
     def outputs(self, batch: Any) -> Any:
         """What the whole model returns for one micro-batch, without gradients, on all ranks of a pipeline: logits, for
@@ -330,6 +372,14 @@ class Engine:
         takes them as they are."""
         self._batch_fn = fn
 
+    def set_dataiterator(self, iterator: Iterator[Any] | None) -> None:
+        """What train_batch() and eval_batch() take micro-batches from if they are given no iterator."""
+        self._data = iterator
+
+    def set_dataloader(self, loader: Iterable[Any]) -> None:
+        """set_dataiterator() of its first pass."""
+        self.set_dataiterator(iter(loader))
+
     def is_first_stage(self) -> bool:
         """Whether this rank has the first layers of the pipeline; True without one."""
         return self._pipeline is None or self._pipeline.done.stage_of_chunk[0] == self._pipeline.done.stage
@@ -338,17 +388,23 @@ class Engine:
         """Whether this rank has the last layers of the pipeline, and computes the loss; True without one."""
         return self._pipeline is None or self._pipeline.done.stage_of_chunk[-1] == self._pipeline.done.stage
 
-    def _called(self, batch: Any, *, loss: bool = True) -> Any:
-        """What the model makes of a micro-batch, by itself or with its loss_fn."""
+    def _called(self, batch: Any, *, loss: bool = True, kept: list[Any] | None = None) -> Any:
+        """What the model makes of a micro-batch, by itself or with its loss_fn. `kept` gets what it makes by itself."""
         from zeroth.pipe.batches import parts_of  # it needs what this module needs
         from zeroth.pipe.layer_list import LayerList
 
         if isinstance(self._model, LayerList):
             inputs, labels = parts_of(batch)
             output = self(inputs)
-            loss_fn = getattr(self._model, "loss_fn", None)
-            return output if loss_fn is None or not loss else loss_fn(output, labels)
-        return self(**batch) if isinstance(batch, dict) else self(*batch) if isinstance(batch, tuple) else self(batch)
+            loss_fn = getattr(self._model, "loss_fn", None) if loss else None
+            result = output if loss_fn is None else loss_fn(output, labels)
+        elif isinstance(batch, dict):
+            output = result = self(**batch)
+        else:
+            output = result = self(*batch) if isinstance(batch, tuple) else self(batch)
+        if kept is not None:
+            kept.append(output)
+        return result
 
     def _made(self, batch: Any) -> Any:
         return batch if self._batch_fn is None else self._batch_fn(batch)
@@ -894,6 +950,21 @@ def _require_weights(weights: Sequence[float] | None, count: int) -> None:
             expected=f"{count} finite numbers from 0",
             got=str(list(weights)),
         )
+
+
+def _require_mean(compute_loss: bool, reduce_output: str | None) -> None:
+    """Of an evaluation."""
+    for name, value, expected in (("compute_loss", compute_loss, True), ("reduce_output", reduce_output, "avg")):
+        if value != expected:
+            raise _C.make_error(
+                "USAGE",
+                "an evaluation gives the mean of losses",
+                where="python.engine",
+                which=name,
+                expected=repr(expected),
+                got=repr(value),
+                hint="engine.outputs(batch) gives what the model returns",
+            )
 
 
 _WRITERS: dict[int | str | None, int] = {None: -2, "all": -1}

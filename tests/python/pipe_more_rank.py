@@ -103,6 +103,25 @@ def of_list(value: Any, **more: Any) -> zeroth.Engine:
     return zeroth.Engine(model, config, world=world(), log_level="warning")
 
 
+class WithLoss(nn.Module):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"logits": x, "loss": x.square().mean()}
+
+
+def outputs_beside_losses() -> None:
+    """Of a model that returns both."""
+    x = torch.ones(2, WIDTH)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), WithLoss())
+    done = zeroth.pipeline(model, {"zeroth": {"mesh": {"pp": 2}}}, world=world(), split=["1"])
+    engine = zeroth.Engine(done.model, {"zeroth": {"mesh": {"pp": 2}}}, world=world(), log_level="warning")
+    mean, kept = engine.eval_batch([x], True)
+    expected = engine.outputs(x)
+    assert abs(mean - expected["loss"].item()) < 1e-6
+    assert (kept is not None) == engine.is_last_stage()
+    assert kept is None or torch.equal(kept[0]["logits"], expected["logits"])
+    engine.close(keep_parameters=False)
+
+
 def outputs_of_every_kind() -> None:
     """Tuples, lists, dicts, plain values, several dtypes, nothing; and what cannot be sent is refused on all ranks."""
     x = torch.ones(2, WIDTH)
@@ -233,11 +252,21 @@ def deepspeed(stages: int) -> None:
     engine.set_batch_fn(lambda sample: (sample["words"], sample["labels"]))
     for step, expected in enumerate(losses_of_one_process(3)):
         data = [{"words": words, "labels": labels} for words, labels in samples(step)]
-        evaluated = engine.eval_batch(data_iter=iter(data))
-        result, loss = engine.train_batch(data_iter=iter(data))
+        evaluated, logits = engine.eval_batch(iter(data), True, num_micro_batches=MICRO)
+        assert (logits is not None) == engine.is_last_stage()
+        for sample, own in zip(data, logits or [None] * MICRO, strict=True):
+            expected_own = engine.outputs(sample)
+            assert own is None or (own.shape == (2, 5, WORDS) and torch.equal(own, expected_own))
+        engine.set_dataloader(data)
+        result, loss = engine.train_batch()
         assert result.committed and abs(loss - expected) < 1e-12, (loss, expected)
         assert abs(evaluated - expected) < 1e-12, (evaluated, expected)
         assert engine.outputs(data[0]).shape == (2, 5, WORDS)
+    with refused("MISMATCH", "too few micro-batches"):  # it has come to the end of the loader
+        engine.train_batch()
+    for more in ({"compute_loss": False}, {"reduce_output": None}):
+        with refused("USAGE", f"gives the mean of losses; .*which: {next(iter(more))}"):
+            engine.eval_batch(iter(data), **more)
     assert engine.is_first_stage() == (engine.rank < world().size // stages)
     names = {"tied_modules.words.weight", "1.weight", "1.bias", "3.weight", "3.bias"}
     assert engine.state_dict(ranks=None).keys() == names

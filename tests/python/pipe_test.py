@@ -97,8 +97,8 @@ class Engines(job.RankTest):
     """pipe_more_rank.py."""
 
     def test_what_engines_of_two_stages_can_do(self) -> None:
-        cases = ("outputs", "outputs_of_every_kind", "steered", "deepspeed_module", "one_stage", "measured",
-                 "programs", "refusals")  # fmt: skip
+        cases = ("outputs", "outputs_beside_losses", "outputs_of_every_kind", "steered", "deepspeed_module",
+                 "one_stage", "measured", "programs", "refusals")  # fmt: skip
         self.run_well(2, "pipe_more_rank.py", *cases)
 
     @tier.long

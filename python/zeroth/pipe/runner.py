@@ -34,6 +34,8 @@ class Runner:
         """of the micro-batches of an evaluation"""
         self._output: list[Any] | None = None
         """where the last chunk puts what the model returns, in the place of its loss"""
+        self._results: list[Any] | None = None
+        """what the last chunk returns, beside its loss"""
         self._left = ""
         """the action before which a step was left"""
         me = weakref.ref(self)
@@ -58,12 +60,33 @@ class Runner:
         with self._given(batches, self.done.micro_batches), self._named():
             return self.core.train_batch()
 
-    def eval_batch(self, batches: Iterable[Any] | None, count: int, weights: Sequence[float] | None) -> float:
+    def eval_batch(
+        self,
+        batches: Iterable[Any] | None,
+        count: int,
+        weights: Sequence[float] | None,
+        outputs: list[Any] | None = None,
+    ) -> float:
         """The mean over `count` micro-batches, and over the ranks with batches of their own, of the loss; with
-        `weights` of the loss times its weight."""
+        `weights` of the loss times its weight. `outputs` gets what the model returns, on the last stage."""
+        chain = self.done.chain
+        loss_fn = chain.loss_fn
+
+        def with_output(output: Any, labels: Any) -> Any:
+            assert loss_fn is not None and outputs is not None
+            outputs.append(output)
+            return loss_fn(output, labels)
+
         with self._given(batches, count), self._named():
             self._weights = weights
-            return self.core.eval_batch(count)
+            try:
+                if outputs is not None and loss_fn is not None:
+                    chain.loss_fn = with_output
+                elif outputs is not None:
+                    self._results = outputs
+                return self.core.eval_batch(count)
+            finally:
+                chain.loss_fn, self._results = loss_fn, None
 
     def outputs(self, batch: Any) -> Any:
         """See Engine.outputs()."""
@@ -164,6 +187,8 @@ class Runner:
         if self._output is not None:
             self._output.append(result)
             return [torch.zeros(())], ""
+        if self._results is not None:
+            self._results.append(result)
         loss = loss_of(result)
         if loss is not None and self._weights is not None:
             loss = loss.double() * self._weights[micro_batch]
