@@ -94,12 +94,15 @@ class Links(job.RankTest):
 
 
 class Engines(job.RankTest):
-    """pipe_more_rank.py."""
+    """pipe_more_rank.py, pipe_values_rank.py."""
 
     def test_what_engines_of_two_stages_can_do(self) -> None:
         cases = ("outputs", "outputs_beside_losses", "outputs_of_every_kind", "steered", "deepspeed_module",
                  "one_stage", "measured", "programs", "refusals")  # fmt: skip
         self.run_well(2, "pipe_more_rank.py", *cases)
+
+    def test_layers_of_every_kind_train_in_two_stages(self) -> None:
+        self.run_well(2, "pipe_values_rank.py", "dicts", "stashes", "convolutions", "overflow")
 
     @tier.long
     def test_outputs_of_two_pipelines(self) -> None:
