@@ -3,6 +3,7 @@ can do beside train_batch(); the trainer examples/gpt and examples/pipeline."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pathlib
@@ -16,6 +17,7 @@ import forked
 import job
 import tier
 from pipe_errors import Errors
+from pipe_rows import AXES, COVER, SCHEDULES
 
 forked.preload(
     "transformers",
@@ -31,15 +33,29 @@ EXAMPLE = EXAMPLES / "pipeline/train.py"
 class Schedules(job.RankTest):
     """pipe_rank.py: losses, norms and weights of one process."""
 
-    def test_two_stages(self) -> None:
-        self.run_well(2, "pipe_rank.py", "few", "few 2")
+    @tier.both
+    def test_each_two_of_schedule_zero_stage_axis_stages_and_micro_batches(self) -> None:
+        for ranks in tier.rows((2, 3, 4, 6, 8), (2, 3, 4)):
+            self.run_well(ranks, "pipe_rank.py", f"cover {ranks}")
 
-    def test_other_axes_beside_two_stages(self) -> None:
+    def test_the_covering_set_has_each_two(self) -> None:
+        factors = {
+            "schedule": (lambda row: row.schedule, SCHEDULES),
+            "ZeRO stage": (lambda row: row.stage, range(4)),
+            "stages": (lambda row: row.pp, (2, 3, 4)),
+            "axis": (lambda row: next((one for one in AXES[1:] if getattr(row, one) > 1), "none"), AXES),
+            "micro-batches": (lambda row: row.micro, (1, 2, 3, 5)),
+        }
+        for (one, (of, values)), (other, (of_other, others)) in itertools.combinations(factors.items(), 2):
+            found = {(of(row), of_other(row)) for row in COVER}
+            self.assertEqual(set(itertools.product(values, others)) - found, set(), f"{one} and {other}")
+
+    def test_stages_of_zero_have_the_same_bits(self) -> None:
         self.run_well(4, "pipe_rank.py", "few 4")
 
     @tier.long
     def test_two_to_four_stages_and_half_precision(self) -> None:
-        self.run_well(2, "pipe_rank.py", "two", "half")
+        self.run_well(2, "pipe_rank.py", "two", "few", "few 2", "half")
         self.run_well(3, "pipe_rank.py", "three")
         self.run_well(4, "pipe_rank.py", "four")
 
@@ -60,7 +76,8 @@ class Schedules(job.RankTest):
 
     @tier.long
     def test_every_schedule_with_one_to_eight_micro_batches(self) -> None:
-        self.run_well(2, "pipe_rank.py", "grid", limit_s=900)
+        for ranks in (2, 3, 4):
+            self.run_well(ranks, "pipe_rank.py", f"grid {ranks}", limit_s=900)
 
 
 class States(job.RankTest):
@@ -238,7 +255,6 @@ class Example(unittest.TestCase):
         ):
             self.assertIn(text, said)
 
-    @tier.long
     @tier.long
     def test_it_takes_other_schedules_and_more_ranks(self) -> None:
         self.check(self.losses(4, "--schedule", "zb-h1", "--stage", "3")[1])
