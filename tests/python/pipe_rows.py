@@ -88,7 +88,6 @@ for ranks in (2, 3, 4):
     ]
 TABLES["few 2"] = [
     Row("qwen2", 2, "zb-v", micro=2, stage=2, clip=0.1),
-    Row("gpt2", 2, "interleaved", micro=4, stage=0, policy="per_step", files=True),
 ]
 TABLES["files"] = [
     Row("gpt2", 2, schedule, micro=2 + number % 2, stage=number % 4, unshard=("micro_batch", "step")[number // 4 % 2],
@@ -96,7 +95,7 @@ TABLES["files"] = [
     for number, schedule in enumerate(SCHEDULES)
 ]  # fmt: skip
 TABLES["few 4"] = [
-    Row("gpt2", 2, "zb-h1", micro=2, stage=3, policy="per_step", unshard="step"),
+    Row("gpt2", 2, "zb-h1", micro=2, stage=3, policy="per_step", unshard="step", files=True),
 ]
 for ranks in (2, 3, 4):
     TABLES[f"grid {ranks}"] = [
