@@ -182,7 +182,7 @@ class Trainer(unittest.TestCase):
         return found[1].removeprefix("[0] ")
 
     def test_two_stages_give_the_losses_of_one_process(self) -> None:
-        """Bit for bit: the sums of a parameter's gradients are in the same order. Norms are not, so nothing is clipped."""
+        """Bit for bit: the sums of a parameter's gradients are in the same order. Without clipping: norms are not."""
         alone, alone_said = self.train(1, "--accumulate", "4", "--zero-stage", "1", "--clip", "0")
         staged, said = self.train(2, "--mesh", "pp=2", "--accumulate", "4", "--zero-stage", "1", "--clip", "0")
         self.assertEqual(len(staged), 5)

@@ -68,9 +68,9 @@ class WithoutRanks(unittest.TestCase):
             for number in order:
                 merge(total, Part(parts[number].out.clone(), parts[number].lse.clone()))
             results.append(total.out)
-            self.assertLess((total.out - expected).abs().max().item() / expected.abs().max().item(), 1e-6)
+            self.assertLess((total.out - expected).abs().max().item() / expected.abs().max().item(), 3e-6)
         for other in results[1:]:
-            self.assertLess((results[0] - other).abs().max().item() / expected.abs().max().item(), 1e-6)
+            self.assertLess((results[0] - other).abs().max().item() / expected.abs().max().item(), 3e-6)
 
     def test_what_sees_nothing_stays_zero(self) -> None:
         q = torch.ones(1, 1, 3, 4)
