@@ -29,7 +29,7 @@ class Grids(job.RankTest):
     def test_the_matrix(self) -> None:
         for ranks in (2, 4):
             with self.subTest(ranks=ranks):
-                self.assertIn("180 runs: ok", self.run_well(ranks, "matrix_rank.py", "late=all", "foreign=some"))
+                self.assertIn("228 runs: ok", self.run_well(ranks, "matrix_rank.py", "late=all", "foreign=some"))
 
     def test_a_part_of_the_matrix_in_the_other_worlds(self) -> None:
         for ranks in (1, 3):
