@@ -8,7 +8,6 @@ namespace zeroth {
 
 DeviceBus::DeviceBus(Device& device, Kernels& kernels, std::size_t slot_bytes, std::size_t device_bytes, int slots)
     : kernels_(kernels),
-      slot_bytes_(slot_bytes),
       on_device_(kernels.make_arena(device_bytes * static_cast<std::size_t>(slots), "bus")),
       down_(device.make_stream("down")),
       up_(device.make_stream("up")) {

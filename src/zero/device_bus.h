@@ -76,7 +76,6 @@ class DeviceBus {
   /// Blocks for the copies of the slot that was given back first. Throws kInternal if all slots are on leases.
   [[nodiscard]] BusSlot take();
 
-  [[nodiscard]] std::size_t slot_bytes() const { return slot_bytes_; }
   /// Copies from the device: what they read must be ordered before it.
   [[nodiscard]] const Stream& down() const { return down_; }
   /// For copies to the device whose order nobody else says.
@@ -96,7 +95,6 @@ class DeviceBus {
   };
 
   Kernels& kernels_;
-  std::size_t slot_bytes_;
   Arena memory_;
   Arena on_device_;
   std::string refusal_;

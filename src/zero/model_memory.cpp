@@ -270,35 +270,39 @@ bool ModelMemory::prefetch_states(int flat, std::int64_t element) {
   return any;
 }
 
-void ModelMemory::bring_parameters(int flat, std::int64_t element, std::span<std::byte> to, const Stream& stream) {
-  const DType dtype = model_.flat(flat).dtype;
-  const StateBytes at = parameters_at_rest(flat).after(element - rest_range(flat, rank_).begin, dtype);
-  if (bus_ == nullptr) return at.read(to);
-  const std::size_t piece = bus_->slot_bytes() / size_of(dtype) * size_of(dtype);
-  for (std::size_t done = 0; done < to.size();) {
-    const std::size_t bytes = std::min(piece, to.size() - done);
+StateBytes ModelMemory::parameters_from(int flat, std::int64_t element) const {
+  return parameters_at_rest(flat).after(element - rest_range(flat, rank_).begin, model_.flat(flat).dtype);
+}
+
+template <class Body>
+void ModelMemory::for_slots(int flat, std::int64_t element, std::size_t bytes, const Body& body) {
+  for (std::size_t done = 0; done < bytes;) {
+    const std::int64_t end = filed_parameters_->block_of(flat, element).end;
+    const std::size_t part = std::min(bytes - done, array_bytes(end - element, model_.flat(flat).dtype));
     BusSlot slot = bus_->take();
-    at.after(static_cast<std::int64_t>(done / size_of(dtype)), dtype).read(slot.bytes().first(bytes));
-    slot.send(0, to.data() + done, bytes, stream);
-    done += bytes;
+    body(slot, parameters_from(flat, element), done, part);
+    done += part;
+    element = end;
   }
+}
+
+void ModelMemory::bring_parameters(int flat, std::int64_t element, std::span<std::byte> to, const Stream& stream) {
+  if (bus_ == nullptr) return parameters_from(flat, element).read(to);
+  for_slots(flat, element, to.size(), [&](BusSlot& slot, const StateBytes& at, std::size_t done, std::size_t bytes) {
+    at.read(slot.bytes().first(bytes));
+    slot.send(0, to.data() + done, bytes, stream);
+  });
 }
 
 void ModelMemory::keep_parameters(int flat, std::int64_t element, std::span<const std::byte> from,
                                   const Stream& stream) {
-  const DType dtype = model_.flat(flat).dtype;
-  const StateBytes at = parameters_at_rest(flat).after(element - rest_range(flat, rank_).begin, dtype);
-  if (bus_ == nullptr) return at.write(from);
-  const std::size_t piece = bus_->slot_bytes() / size_of(dtype) * size_of(dtype);
+  if (bus_ == nullptr) return parameters_from(flat, element).write(from);
   bus_->down().order_after(stream.record());
-  for (std::size_t done = 0; done < from.size();) {
-    const std::size_t bytes = std::min(piece, from.size() - done);
-    BusSlot slot = bus_->take();
+  for_slots(flat, element, from.size(), [&](BusSlot& slot, const StateBytes& at, std::size_t done, std::size_t bytes) {
     slot.fetch(0, from.data() + done, bytes);
     slot.wait();
-    at.after(static_cast<std::int64_t>(done / size_of(dtype)), dtype).write(slot.bytes().first(bytes));
-    done += bytes;
-  }
+    at.write(slot.bytes().first(bytes));
+  });
 }
 
 StateBytes ModelMemory::masters(int flat) const {

@@ -198,6 +198,11 @@ class ModelMemory {
   }
   void place_states(Kernels& kernels, std::span<const StateDeclaration> states, int micro_steps,
                     std::span<std::byte> shared, Device& device, const StateFiles& files);
+  /// This rank's parameters at rest from `element` on.
+  [[nodiscard]] StateBytes parameters_from(int flat, std::int64_t element) const;
+  /// body(slot of the bus, place, first byte, bytes) for each block of parameters: so none is leased twice.
+  template <class Body>
+  void for_slots(int flat, std::int64_t element, std::size_t bytes, const Body& body);
   void find_neighbours(CommBackend& backend);
   [[nodiscard]] std::uint64_t averages_resident_bytes() const;
   /// Memory that local peers read, zeroed.
