@@ -57,6 +57,8 @@ class HostRows {
     gather_rows(values_, shape_, rows, to, pool_);
   }
 
+  void require(const at::Tensor& indices) const { require_rows(indices_of(indices), shape_.rows); }
+
   /// `indices` and `out` are tensors of a CUDA device, the thread's.
   void gather_on_device(const at::Tensor& indices, const at::Tensor& out, std::uintptr_t stream) {
     const bool good = indices.is_cuda() && out.is_cuda() && indices.is_contiguous() && out.is_contiguous() &&
@@ -130,6 +132,7 @@ void bind_host_table(py::module_& module) {
   py::class_<HostRows>(module, "HostRows")
       .def(py::init<at::Tensor, int>(), py::arg("table"), py::arg("threads"))
       .def("gather", &HostRows::gather, py::arg("indices"), py::arg("out"))
+      .def("require", &HostRows::require, py::arg("indices"))
       .def("gather_on_device", &HostRows::gather_on_device, py::arg("indices"), py::arg("out"), py::arg("stream"))
       .def("gather_in_8_bits", &HostRows::gather_in_8_bits, py::arg("indices"), py::arg("block"), py::arg("values"),
            py::arg("scales"))

@@ -465,6 +465,8 @@ class HostRows:
     def __init__(self, table: torch.Tensor, threads: int) -> None: ...
     def gather(self, indices: torch.Tensor, out: torch.Tensor) -> None:
         """Into `out` [indices, dim]."""
+    def require(self, indices: torch.Tensor) -> None:
+        """Raises Error USAGE for an index that is no row, with its position."""
     def gather_on_device(self, indices: torch.Tensor, out: torch.Tensor, stream: int) -> None:
         """Both on the thread's CUDA device, which reads the page-locked table itself, in `stream`. Does not block: the
         table stays as it is until the stream has come there. Indices are good. Raises Error ENVIRONMENT without the module

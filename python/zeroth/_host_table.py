@@ -227,10 +227,7 @@ class HostTable:
         return there_BD * wide
 
     def _read_by_device(self, indices_B: torch.Tensor) -> torch.Tensor:
-        if indices_B.numel() > 0:
-            low, high = (int(bound) for bound in indices_B.aminmax())
-            if low < 0 or high >= self.num_rows:
-                self._rows.gather(indices_B, torch.empty(indices_B.numel(), self.dim))  # says which
+        self._rows.require(indices_B)
         with torch.cuda.device(self.device):
             stream = torch.cuda.current_stream()
             rows_BD = torch.empty(indices_B.numel(), self.dim, device=self.device)
