@@ -20,8 +20,9 @@ class SaveInFlight {
 
   [[nodiscard]] const std::string& path() const { return path_; }
   [[nodiscard]] BackgroundSave& background() { return *background_; }
-  [[nodiscard]] bool has_ended() const { return background_->has_ended(); }
-  [[nodiscard]] bool has_failed() const { return has_ended() && background_->error().has_value(); }
+  /// This rank's thread has ended, or all ranks know that the save has: rank 0 may have told so before the thread saw it.
+  [[nodiscard]] bool has_ended() const { return settled_ || background_->has_ended(); }
+  [[nodiscard]] bool has_failed() const { return background_->has_ended() && background_->error().has_value(); }
 
   /// All ranks know how it ended; the same on all of them.
   [[nodiscard]] bool is_settled() const { return settled_; }

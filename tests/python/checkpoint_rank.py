@@ -126,9 +126,10 @@ def behind(folder: str, stage: int, dtype: torch.dtype) -> None:
         state = {"scheduler": run.scheduler.state_dict(), "epoch": 3}
         handles.append(run.engine.save(folder, client_state=state, async_=True))
         run.engine.save(folder + "-blocking", client_state=state)
+    assert all(handle.done() for handle in handles[:-1])  # each later save of all ranks has told of the end of these
     for step, handle in enumerate(handles, 1):
-        assert handle.done()
         assert handle.wait() == handle.path == str(pathlib.Path(folder) / f"step-{step:08}"), handle.path
+        assert handle.done()
     assert "copy for checkpoints" in str(run.engine.memory_report())
 
 
