@@ -496,8 +496,7 @@ void bind_engine(py::module_& module) {
   py::class_<SaveHandle>(module, "SaveHandle", "A save that runs behind the training: Engine.save(async_=True).")
       .def_property_readonly("path", &SaveHandle::path, "Final name of the checkpoint; it is there after wait().")
       .def("done", &SaveHandle::done,
-           "True when the save has ended, well or not. Never blocks; ranks may get different answers until a call of all "
-           "ranks (wait(), the next save) has told them how it ended.")
+           "True when the save has ended, well or not. Never blocks; ranks may differ until wait() or the next save.")
       .def("wait", &SaveHandle::wait, NoGil(),
            "Collective and blocking: returns the path when the checkpoint is on the disk. Raises the error of the save "
            "on all ranks.")

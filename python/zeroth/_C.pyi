@@ -896,8 +896,7 @@ class SaveHandle:
         """Final name of the checkpoint; it is there after wait()."""
 
     def done(self) -> bool:
-        """True when the save has ended, well or not. Never blocks; ranks may get different answers until a call of all
-        ranks (wait(), the next save) has told them how it ended."""
+        """True when the save has ended, well or not. Never blocks; ranks may differ until wait() or the next save."""
 
     def wait(self) -> str:
         """Collective and blocking: returns the path when the checkpoint is on the disk. Raises the error of the save on

@@ -20,7 +20,7 @@ class SaveInFlight {
 
   [[nodiscard]] const std::string& path() const { return path_; }
   [[nodiscard]] BackgroundSave& background() { return *background_; }
-  /// This rank's thread has ended, or all ranks know that the save has: rank 0 may have told so before the thread saw it.
+  /// This rank's thread has ended, or rank 0 has told all ranks that the save has, which may come first.
   [[nodiscard]] bool has_ended() const { return settled_ || background_->has_ended(); }
   [[nodiscard]] bool has_failed() const { return background_->has_ended() && background_->error().has_value(); }
 

@@ -47,7 +47,7 @@ class [[nodiscard]] SaveHandle {
 
   /// The final name of the checkpoint, which is there when wait() has returned.
   [[nodiscard]] const std::string& path() const;
-  /// True when the save has ended, well or not. Never blocks; ranks may differ until wait() or the next save of all ranks.
+  /// True when the save has ended, well or not. Never blocks; ranks may differ until wait() or the next save.
   [[nodiscard]] bool done() const;
   /// Collective, blocks: the path, when the checkpoint is on the disk under it. Throws on every rank alike, each time:
   /// the error of the save. It does not wait for other ranks if an earlier call of all ranks has told how the save
