@@ -19,11 +19,11 @@
 // ranks get kMismatch, which names the call. Calls block until this rank has its result, at most as long as the group's
 // deadline, and throw the errors of CommBackend::submit(). A group of one rank makes no call and returns `x` itself.
 //
-// x: a dense tensor in CPU memory, contiguous or not, of float64, float32, bfloat16, float16, int64, int32 or uint8 (no
-// sums of uint8). Anything else is kUsage with the call and the argument, before a call is made. Results are contiguous
-// and own their memory, but for copy_to_group(), whose result is x's memory: writing to it in place is an error of
-// torch's. Sums are formed in rank order, inside nodes first; 16-bit values in float32 with one rounding at the end. So
-// results do not depend on timing.
+// x: a dense tensor of the CPU or of a CUDA device (it goes through CPU memory), contiguous or not, of float64,
+// float32, bfloat16, float16, int64, int32, uint8 (no sums of it). Else kUsage with call and argument. Results are
+// contiguous and own their memory, but for copy_to_group(), whose result is x's memory: writing to it in place is an
+// error of torch's. Sums are formed in rank order, inside nodes first; 16-bit values in float32 with one rounding at
+// the end. So results do not depend on timing.
 //
 // Bytes received by this rank for S bytes of the whole tensor and P ranks: CommBackend::submit(); all_to_all S (P-1)/P,
 // ring_shift the bytes of the tensors. Nothing is saved for backward but sizes, so they may stand inside checkpointed

@@ -121,7 +121,7 @@ PendingSum reduce_from_group_async(const at::Tensor& x, const RankGroup& group) 
   if (x.scalar_type() == at::kByte)
     refuse(group, kCallAsyncSum, "x", "there are no sums of this dtype", "any dtype but uint8", "uint8");
   auto state = std::make_shared<PendingSum::State>(PendingSum::State{.group = group, .x = x});
-  if (SumSlots::serves(group)) state->slot = slots_of(group).give(x, kCallAsyncSum, group);
+  if (SumSlots::serves(group) && x.is_cpu()) state->slot = slots_of(group).give(x, kCallAsyncSum, group);
   return PendingSum(std::move(state));
 }
 
@@ -130,13 +130,14 @@ at::Tensor chunked_linear_reduce(const at::Tensor& x, const at::Tensor& weight, 
   require_exchangeable(x, group, kCallChunks, "x");
   require_exchangeable(weight, group, kCallChunks, "weight");
   if (chunks < 1) refuse(group, kCallChunks, "chunks", "there are no pieces", "1 or more", std::to_string(chunks));
-  const bool same_dtype = x.scalar_type() == weight.scalar_type() || at::autocast::is_autocast_enabled(at::kCPU);
+  const bool same_dtype =
+      x.scalar_type() == weight.scalar_type() || at::autocast::is_autocast_enabled(x.device().type());
   if (weight.dim() != 2 || x.dim() < 1 || x.size(-1) != weight.size(1) || !same_dtype || !x.is_floating_point())
     refuse(group, kCallChunks, "x", "the product of x and weight does not exist",
            "floating x [..., own features] and weight [out, own features]",
            c10::str(x.scalar_type(), " ", x.sizes(), " and ", weight.scalar_type(), " ", weight.sizes()));
   at::Tensor sum;
-  if (SumSlots::serves(group)) {
+  if (SumSlots::serves(group) && x.is_cpu()) {
     const at::Tensor rows = x.reshape({-1, x.size(-1)});
     const auto most = static_cast<int>(std::max<std::int64_t>(1, std::min<std::int64_t>(chunks, rows.size(0))));
     std::vector<std::int64_t> shape = x.sizes().vec();

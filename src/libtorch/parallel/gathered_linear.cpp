@@ -84,7 +84,8 @@ at::Tensor gathered_linear(const at::Tensor& x, const at::Tensor& weight, const 
   require_exchangeable(x, group, kCallGatheredLinear, "x");
   require_exchangeable(weight, group, kCallGatheredLinear, "weight");
   const std::int64_t from_0 = dim_of(x, dim, group, kCallGatheredLinear);
-  const bool same_dtype = x.scalar_type() == weight.scalar_type() || at::autocast::is_autocast_enabled(at::kCPU);
+  const bool same_dtype =
+      x.scalar_type() == weight.scalar_type() || at::autocast::is_autocast_enabled(x.device().type());
   if (weight.dim() != 2 || x.size(-1) != weight.size(1) || !same_dtype || !x.is_floating_point())
     refuse(group, kCallGatheredLinear, "x", "the product of x and weight does not exist",
            "floating x [..., features] and weight [own features, features]",

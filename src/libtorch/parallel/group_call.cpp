@@ -169,9 +169,8 @@ void require_exchangeable(const at::Tensor& x, const RankGroup& group, const Cal
   if (x.layout() != at::kStrided)
     refuse(group, name, argument, "a tensor is not dense", "a strided tensor", c10::str(x.layout()),
            "pass tensor.to_dense()");
-  if (!x.is_cpu())
-    refuse(group, name, argument, "a tensor is on another device", "cpu", x.device().str(),
-           "calls inside a model exchange CPU memory: copy it with tensor.cpu()");
+  if (!x.is_cpu() && !x.is_cuda())
+    refuse(group, name, argument, "a tensor is on another device", "cpu or cuda", x.device().str());
   if (dtype_of(x.scalar_type()).has_value()) return;
   std::string hint = "convert it with tensor.to()";
   if (x.scalar_type() == at::kBool) hint = "pass tensor.to(torch.uint8)";
@@ -225,6 +224,7 @@ OwnPart own_part(SizeSpan sizes, int rank) {
 }
 
 at::Tensor sum_over(const at::Tensor& x, const RankGroup& group, const CallName& name, ReduceOp op) {
+  if (!x.is_cpu()) return sum_over(x.cpu(), group, name, op).to(x.device());
   const at::Tensor in = dense(x);
   at::Tensor out = at::empty(x.sizes(), x.options());
   Collective call = call_of(CollectiveKind::kAllReduce, in, out, tag_of(name, x.sizes().vec()));
@@ -236,6 +236,7 @@ at::Tensor sum_over(const at::Tensor& x, const RankGroup& group, const CallName&
 
 at::Tensor gather_along(const at::Tensor& x, std::int64_t dim, SizeSpan sizes, const RankGroup& group,
                         const CallName& name) {
+  if (!x.is_cpu()) return gather_along(x.cpu(), dim, sizes, group, name).to(x.device());
   const std::vector<std::int64_t> shape = x.sizes().vec();
   const std::vector<std::int64_t> whole = with(shape, dim, sum_of_sizes(sizes));
   const at::Tensor in = dense(x);
@@ -248,6 +249,7 @@ at::Tensor gather_along(const at::Tensor& x, std::int64_t dim, SizeSpan sizes, c
 
 at::Tensor reduce_scatter_along(const at::Tensor& x, std::int64_t dim, SizeSpan sizes, const RankGroup& group,
                                 const CallName& name) {
+  if (!x.is_cpu()) return reduce_scatter_along(x.cpu(), dim, sizes, group, name).to(x.device());
   const at::Tensor in = slices_in_a_row(x, dim, sizes);
   at::Tensor out = at::empty(with(x.sizes(), dim, own_part(sizes, group.rank()).length), x.options());
   Collective call = call_of(CollectiveKind::kReduceScatter, in, out, tag_of(name, x.sizes().vec()));
@@ -258,6 +260,8 @@ at::Tensor reduce_scatter_along(const at::Tensor& x, std::int64_t dim, SizeSpan 
 
 at::Tensor exchange_along(const at::Tensor& x, std::int64_t split_dim, SizeSpan split_sizes, std::int64_t concat_dim,
                           SizeSpan concat_sizes, const RankGroup& group, const CallName& name) {
+  if (!x.is_cpu())
+    return exchange_along(x.cpu(), split_dim, split_sizes, concat_dim, concat_sizes, group, name).to(x.device());
   const at::Tensor in = slices_in_a_row(x, split_dim, split_sizes);
   // What comes from a rank: its slice along split_dim for this rank, and all that it has along concat_dim.
   std::vector<std::int64_t> part = x.sizes().vec();
@@ -282,8 +286,8 @@ std::vector<at::Tensor> shift_along_ring(const std::vector<at::Tensor>& tensors,
   std::vector<at::Tensor> taken;
   std::vector<Collective> calls;
   for (const at::Tensor& tensor : tensors) {
-    const at::Tensor& in = given.emplace_back(dense(tensor));
-    const at::Tensor& out = taken.emplace_back(at::empty(tensor.sizes(), tensor.options()));
+    const at::Tensor& in = given.emplace_back(dense(tensor.cpu()));
+    const at::Tensor& out = taken.emplace_back(at::empty(in.sizes(), in.options()));
     CallName own = name;
     own.has_grad = name.has_grad && tensor.requires_grad();
     const MessageTag tag = tag_of(own, tensor.sizes().vec());
@@ -299,6 +303,7 @@ std::vector<at::Tensor> shift_along_ring(const std::vector<at::Tensor>& tensors,
     calls.push_back(std::move(recv));
   }
   if (!calls.empty()) run(calls, group, name, tensors.front());
+  for (std::size_t index = 0; index < taken.size(); ++index) taken[index] = taken[index].to(tensors[index].device());
   return taken;
 }
 

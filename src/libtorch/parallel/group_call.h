@@ -54,7 +54,8 @@ void require_one_a_rank(const std::vector<std::int64_t>& sizes, const RankGroup&
                                                        const RankGroup& group, const CallName& name,
                                                        std::string_view argument);
 
-/// The calls. Arguments have been checked; results are new, contiguous tensors without a gradient. They block.
+/// The calls. Arguments have been checked; results are new, contiguous tensors without a gradient. They block. Tensors
+/// of a CUDA device go through memory of the host, and results are on that device.
 [[nodiscard]] at::Tensor sum_over(const at::Tensor& x, const RankGroup& group, const CallName& name,
                                   ReduceOp op = ReduceOp::kSum);
 [[nodiscard]] at::Tensor gather_along(const at::Tensor& x, std::int64_t dim, SizeSpan sizes, const RankGroup& group,
