@@ -77,8 +77,8 @@ def _has_meta(tree: Any) -> bool:
 
 
 def _zeros(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and value.is_meta:
-        return torch.zeros(value.shape, dtype=value.dtype)
+    if isinstance(value, torch.Tensor):  # one that the model holds beside its buffers may be on a GPU
+        return torch.zeros(value.shape, dtype=value.dtype) if value.is_meta else value.cpu()
     return torch.device("cpu") if isinstance(value, torch.device) and value.type == "meta" else value
 
 

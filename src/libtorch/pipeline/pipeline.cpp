@@ -132,7 +132,7 @@ class Pipeline::Impl {
         activity_(runtime_->core().activity()),
         stages_(std::move(stages)),
         options_(std::move(options)),
-        links_(stages_, options_.copies) {
+        links_(stages_, options_.copies, engine.device()) {
     require_runnable(options_.program, stages_.size(), runtime_->core().settings().micro_steps);
     require_fits();
     require_same_program(options_.program, stages_);

@@ -115,8 +115,11 @@ struct StageLinks::Sending {
   std::unique_ptr<PendingPoints> calls{};  // the last member: it goes first
 };
 
-StageLinks::StageLinks(Communicator stages, std::optional<Communicator> copies)
-    : stages_(std::move(stages)), copies_(std::move(copies)), awaited_(std::make_shared<std::atomic<ActionWord>>(0)) {
+StageLinks::StageLinks(Communicator stages, std::optional<Communicator> copies, c10::Device device)
+    : stages_(std::move(stages)),
+      copies_(std::move(copies)),
+      device_(device),
+      awaited_(std::make_shared<std::atomic<ActionWord>>(0)) {
   static_assert(std::is_trivially_copyable_v<Head> && sizeof(Head) == 40);
   stages_.backend().set_tag_names(names_of(awaited_));
 }
@@ -159,8 +162,10 @@ void StageLinks::send(int to, const Parcel& parcel, SentValues values) {
                    .micro_batches = run_.micro_batches};
   sending->what = word_of_parcel(parcel, to, /*sends=*/true);
   values.in_slices.clear();
+  values.on_device.clear();
   for (at::Tensor& tensor : values.tensors) {
-    if (tensor.defined()) tensor = tensor.contiguous();
+    values.on_device.push_back(tensor.defined() && !tensor.is_cpu());
+    if (tensor.defined()) tensor = tensor.cpu().contiguous();
     values.in_slices.push_back(can_slice(tensor));
   }
   std::string form = form_of(values);
@@ -244,6 +249,9 @@ std::pair<Parcel, SentValues> StageLinks::take_next(int from, const Parcel& want
     const std::span<std::byte> own = slice_of(tensor, true);
     copies_->all_gather(std::span(reinterpret_cast<const std::uint8_t*>(own.data()), own.size()),
                         std::span(static_cast<std::uint8_t*>(tensor.mutable_data_ptr()), tensor.nbytes()), kTag);
+  }
+  for (std::size_t index = 0; index < values.tensors.size(); ++index) {
+    if (values.on_device[index]) values.tensors[index] = values.tensors[index].to(device_);
   }
   return {parcel, std::move(values)};
 }

@@ -15,6 +15,8 @@
 #include <zeroth/comm/communicator.h>
 #include <zeroth/comm/rank_activity.h>
 
+#include <c10/core/Device.h>
+
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -45,8 +47,9 @@ class StageLinks {
     int micro_batches = 0;
   };
   /// `copies`: the ranks that have the same values as this one and send slices of them; none: all is sent whole. Names
-  /// the calls of `stages` for errors of waits: by what is awaited from which stage.
-  StageLinks(Communicator stages, std::optional<Communicator> copies);
+  /// the calls of `stages` for errors of waits: by what is awaited from which stage. `device`: where this stage
+  /// computes; tensors of a device travel through memory of the host.
+  StageLinks(Communicator stages, std::optional<Communicator> copies, c10::Device device);
   StageLinks(const StageLinks&) = delete;
   StageLinks& operator=(const StageLinks&) = delete;
   ~StageLinks();
@@ -85,6 +88,7 @@ class StageLinks {
 
   Communicator stages_;
   std::optional<Communicator> copies_;
+  c10::Device device_;
   std::shared_ptr<std::atomic<ActionWord>> awaited_;  ///< the message that a wait is for, as its action; 0: unknown
   std::uint64_t digest_ = 0;
   std::uint64_t step_ = 0;

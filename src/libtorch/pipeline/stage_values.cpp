@@ -16,6 +16,7 @@ constexpr std::uint32_t kMostDims = 64;
 constexpr std::uint8_t kUndefined = 1;
 constexpr std::uint8_t kHasGradient = 2;
 constexpr std::uint8_t kInSlices = 4;
+constexpr std::uint8_t kOnDevice = 8;
 
 template <class T>
 void put(std::string& into, T value) {
@@ -63,8 +64,9 @@ std::string form_of(const SentValues& values) {
     const at::Tensor& tensor = values.tensors[index];
     const bool defined = tensor.defined();
     const bool in_slices = !values.in_slices.empty() && values.in_slices[index];
+    const bool on_device = !values.on_device.empty() && values.on_device[index];
     put(form, static_cast<std::uint8_t>((defined ? 0 : kUndefined) | (values.has_gradient[index] ? kHasGradient : 0) |
-                                        (in_slices ? kInSlices : 0)));
+                                        (in_slices ? kInSlices : 0) | (on_device ? kOnDevice : 0)));
     if (!defined) continue;
     put(form, static_cast<std::int8_t>(tensor.scalar_type()));
     put(form, static_cast<std::uint32_t>(tensor.dim()));
@@ -83,6 +85,7 @@ SentValues read_form(std::string_view form, const std::string& from) {
     const auto flags = reader.take<std::uint8_t>();
     values.has_gradient.push_back((flags & kHasGradient) != 0);
     values.in_slices.push_back((flags & kInSlices) != 0);
+    values.on_device.push_back((flags & kOnDevice) != 0);
     if ((flags & kUndefined) != 0) {
       values.tensors.emplace_back();
       continue;
