@@ -11,7 +11,7 @@
 namespace zeroth {
 namespace {
 
-constexpr std::size_t kGrain = std::size_t{64} << 10U;
+constexpr std::size_t kGrain = std::size_t{16} << 10U;
 /// Elements that are summed and then measured at a time: they stay in the cache.
 constexpr std::int64_t kPiece = 16 * kernels::kNormBlock;
 

@@ -75,7 +75,7 @@ class Kernels {
   /// Zeroed memory that kernels write and the host reads, once their stream has been synchronised.
   [[nodiscard]] virtual Scratch make_words(std::size_t bytes) = 0;
 
-  /// Calls body(begin, end) for ranges that make up [0, elements): on the host for pieces of at least 64 Ki elements on
+  /// Calls body(begin, end) for ranges that make up [0, elements): on the host for pieces of at least 16 Ki elements on
   /// the engine's threads, on a device for all of it. Blocks until the bodies have returned.
   virtual void for_ranges(std::int64_t elements, const std::function<void(std::int64_t, std::int64_t)>& body) = 0;
 
