@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import pathlib
 import sys
 import tempfile
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -118,6 +122,32 @@ def buffers() -> None:
     engine.close()
 
 
+def to_device(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: to_device(item) for key, item in value.items()}
+    return tuple(map(to_device, value)) if isinstance(value, tuple) else value.to(device())
+
+
+def rows(name: str, part: str) -> None:
+    """The rows of a table of tensor_rank.py or pipe_rank.py, with the models and batches on the device."""
+    program = importlib.import_module(name)
+    made, batch, plain = program.made, program.batch, program.plain
+    program.made = lambda *given, **more: made(*given, **more).to(device())
+    program.batch = lambda *given: to_device(batch(*given))
+
+    @functools.cache
+    def plain_on_host(*given: Any) -> Any:
+        losses, norms, weights = plain(*given)
+        return losses, norms, {key: value.cpu() for key, value in weights.items()}
+
+    program.plain = plain_on_host
+    world = zeroth.World.from_environment()
+    for row in program.TABLES[part]:
+        program.check(row, world)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"group": group, "mistakes": mistakes, "memory": memory, "buffers": buffers}[sys.argv[1]](*sys.argv[2:])
+    calls: dict[str, Callable[..., None]] = {"group": group, "mistakes": mistakes, "memory": memory}
+    calls |= {"buffers": buffers, "rows": rows}
+    calls[sys.argv[1]](*sys.argv[2:])

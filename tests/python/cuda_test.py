@@ -31,6 +31,12 @@ class Cuda(job.RankTest):
     def test_copies_are_as_large_as_planned_and_nothing_grows(self) -> None:
         self.run_well(1, "cuda_rank.py", "memory")
 
+    def test_matrices_and_sequences_that_ranks_share(self) -> None:
+        self.run_well(4, "cuda_rank.py", "rows", "tensor_rank", "few")
+
+    def test_pipelines(self) -> None:
+        self.run_well(4, "cuda_rank.py", "rows", "pipe_rank", "few 4")
+
     def test_buffers_and_exports(self) -> None:
         self.run_well(2, "cuda_rank.py", "buffers")
 

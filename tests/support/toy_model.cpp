@@ -166,6 +166,12 @@ std::vector<T> ToyModel::load(int param) const {
   const Segment& segment = engine_->layout().segment(param);
   const std::byte* data = flat + static_cast<std::size_t>(segment.offset) * size_of(options_.dtype);
   std::vector<T> values(static_cast<std::size_t>(segment.numel));
+  std::vector<std::byte> copy;
+  if (memory_) {
+    copy.resize(array_bytes(segment.numel, options_.dtype));
+    memory_->read(copy.data(), data, copy.size());
+    data = copy.data();
+  }
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (options_.dtype == DType::kBFloat16) {
       values[i] = static_cast<T>(static_cast<float>(reinterpret_cast<const BFloat16*>(data)[i]));
@@ -191,11 +197,17 @@ void ToyModel::give(int param, const std::vector<T>& grad, bool is_sum) {
   const auto give_rounded = [&]<class Narrow>(Narrow /*type*/) {
     std::vector<Narrow> rounded;
     for (const T value : given) rounded.emplace_back(static_cast<float>(value));
-    engine_->grad_ready(param, {reinterpret_cast<const std::byte*>(rounded.data()), spec.shape, spec.dtype});
+    hand_over(param, reinterpret_cast<const std::byte*>(rounded.data()), spec.dtype);
   };
   if (rounds && spec.dtype == DType::kBFloat16) return give_rounded(BFloat16());
   if (rounds && spec.dtype == DType::kFloat16) return give_rounded(Float16());
-  engine_->grad_ready(param, {reinterpret_cast<const std::byte*>(given.data()), spec.shape, DTypeOf<T>::value});
+  hand_over(param, reinterpret_cast<const std::byte*>(given.data()), DTypeOf<T>::value);
+}
+
+void ToyModel::hand_over(int param, const std::byte* values, DType dtype) {
+  const ParamSpec& spec = structure_.params[static_cast<std::size_t>(param)];
+  if (memory_) values = memory_->place(values, array_bytes(spec.numel(), dtype));
+  engine_->grad_ready(param, {values, spec.shape, dtype});
 }
 
 template <class T>

@@ -10,10 +10,12 @@
 
 #include <zeroth/engine/engine.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace zeroth::test {
@@ -42,6 +44,19 @@ struct ToyStructure {
 /// Skips block `block` on this rank in this micro-step.
 using SkipRule = std::function<bool(int rank, std::int64_t step, int block)>;
 
+/// Memory of a device that the host cannot read. One a rank.
+class ToyMemory {
+ public:
+  ToyMemory() = default;
+  ToyMemory(const ToyMemory&) = delete;
+  ToyMemory& operator=(const ToyMemory&) = delete;
+  virtual ~ToyMemory() = default;
+  /// Blocks until `bytes` bytes at `from`, of the device, are at `to`, of the host.
+  virtual void read(void* to, const std::byte* from, std::size_t bytes) = 0;
+  /// A copy on the device of `bytes` bytes of the host. It lives until the next call.
+  virtual const std::byte* place(const std::byte* from, std::size_t bytes) = 0;
+};
+
 /// The model bound to an engine.
 class ToyModel final : public ParameterBinder {
  public:
@@ -55,6 +70,8 @@ class ToyModel final : public ParameterBinder {
   void attach(Engine& engine);
   /// Forward and backward of one micro-batch with data of (rank, step, micro_step); returns the loss of this rank.
   double forward_backward(std::int64_t step, int micro_step, const SkipRule& skip = {});
+  /// Parameters are in this memory and gradients are given there; unset: in memory that the host reads.
+  void set_memory(std::unique_ptr<ToyMemory> memory) { memory_ = std::move(memory); }
   /// Takes the data of another rank from now on.
   void take_data_of(int rank) { data_rank_ = rank; }
   /// Forward alone, without a backward to come.
@@ -85,6 +102,7 @@ class ToyModel final : public ParameterBinder {
   [[nodiscard]] std::vector<T> load(int param) const;
   template <class T>
   void give(int param, const std::vector<T>& grad, bool is_sum = false);
+  void hand_over(int param, const std::byte* values, DType dtype);
   void visit(bool backward, int unit) const {
     if (visitor_) visitor_(backward, unit);
   }
@@ -93,6 +111,7 @@ class ToyModel final : public ParameterBinder {
   ToyStructure structure_;
   Engine* engine_ = nullptr;
   std::vector<std::byte*> flats_;
+  std::unique_ptr<ToyMemory> memory_;
   PoisonRule poison_;
   ChosenRule chosen_;
   SkipRule left_out_;

@@ -80,6 +80,7 @@ ToyOutcome train_toy_rank(const ToyTraining& training, std::unique_ptr<CommBacke
     ToyModel model(training.model, training.model_seed);
     model.set_poison(training.poison);
     model.set_chosen(training.chosen_gradients);
+    if (training.make_memory) model.set_memory(training.make_memory());
     if (training.data_of) model.take_data_of(training.data_of(rank));
     model.set_left_out(training.left_out, training.zeros_for_left_out);
     ToyStructure structure = model.structure();

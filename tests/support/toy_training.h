@@ -55,6 +55,7 @@ struct ToyTraining {
   /// empty.
   bool reports_memory = true;
   std::function<std::unique_ptr<Device>(int rank)> make_device{};  ///< unset: a CPU
+  std::function<std::unique_ptr<ToyMemory>()> make_memory{};       ///< unset: the host reads the device's
   /// Replaces the backend that a rank talks through: delays, faults.
   std::function<std::unique_ptr<CommBackend>(std::unique_ptr<CommBackend>, int rank)> decorate{};
 };
