@@ -9,22 +9,22 @@
 
 namespace zeroth::detail {
 
-/// Calls look() until it says true: for 50 us without a pause, then with growing ones, at most 1 ms. False after
-/// `slice`. Throws what look() throws.
+/// Calls look() until it says true: for 50 us without a pause, then with pauses of a 16th of the time waited, 10 us to
+/// 1 ms. So it comes at most 6 % late. False after `slice`. Throws what look() throws.
 template <class Look>
 [[nodiscard]] bool poll_for(Milliseconds slice, const Look& look) {
-  constexpr std::chrono::microseconds kBusy{50};
-  constexpr std::chrono::microseconds kLongestPause{1'000};
+  constexpr std::chrono::nanoseconds kBusy{50'000};
+  constexpr std::chrono::nanoseconds kShortestPause{10'000};
+  constexpr std::chrono::nanoseconds kLongestPause{1'000'000};
   const auto begin = SteadyClock::now();
-  for (std::chrono::microseconds pause{10};;) {
+  while (true) {
     if (look()) return true;
-    const auto waited = SteadyClock::now() - begin;
+    const std::chrono::nanoseconds waited = SteadyClock::now() - begin;
     if (waited >= slice) return false;
     if (waited < kBusy) {
       std::this_thread::yield();
     } else {
-      std::this_thread::sleep_for(pause);
-      pause = std::min(2 * pause, kLongestPause);
+      std::this_thread::sleep_for(std::clamp(waited / 16, kShortestPause, kLongestPause));
     }
   }
 }
