@@ -194,6 +194,13 @@ RUNS = [
         on_demand=True,
     ),
     Run(
+        name="offload-bus",
+        command="{python} {root}/benchmarks/offload/bus.py --build {build} --folder {root}/build",
+        quick="--params 16777216 --turns 1 --rounds 1",
+        minutes=3,
+        on_demand=True,
+    ),
+    Run(
         name="watch",
         command="{build}/benchmarks/watch_bench",
         quick="--rounds 3",
