@@ -100,6 +100,7 @@ void bind_core(py::module_& module) {
                                keys["split"] = config.pipeline.split;
                                keys["scatter"] = config.pipeline.scatter;
                                keys["unshard"] = keeps_parameters(config) ? "step" : "micro_batch";
+                               keys["vocabulary"] = config.pipeline.vocabulary;
                                return keys;
                              })
       .def_property_readonly("activations",

@@ -16,6 +16,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -49,15 +50,29 @@ libtorch::ChunkForward forward_of(py::function function) {
 }
 
 std::string make_program(const std::string& schedule, int ranks, int micro_batches, int chunks,
-                         const std::string& unshard, bool step) {
+                         const std::string& unshard, bool step, const std::string& vocabulary) {
   const StepProgram program =
       make_schedule(schedule, {.ranks = ranks, .micro_batches = micro_batches, .chunks_per_rank = chunks});
-  return to_text(lower(program, {.gathers = unshard == "step" ? Gathers::kKept : Gathers::kNone, .step = step}));
+  return to_text(lower(program, {.gathers = unshard == "step" ? Gathers::kKept : Gathers::kNone,
+                                 .step = step,
+                                 .vocabulary = vocabulary == "two_barriers"  ? Vocabulary::kTwoBarriers
+                                               : vocabulary == "one_barrier" ? Vocabulary::kOneBarrier
+                                                                             : Vocabulary::kNone}));
 }
 
 std::optional<Communicator> communicator_of(const py::object& group) {
   if (group.is_none()) return std::nullopt;
   return rank_group_of(group).communicator();
+}
+
+/// The unit, the weight, the bias or None, and the rows of each stage.
+using SplitHead = std::tuple<int, at::Tensor, std::optional<at::Tensor>, std::vector<std::int64_t>>;
+
+std::optional<libtorch::SharedHead> head_of(std::optional<SplitHead> head) {
+  if (!head) return std::nullopt;
+  auto [unit, weight, bias, rows] = std::move(*head);
+  return libtorch::SharedHead{
+      .unit = unit, .weight = std::move(weight), .bias = bias.value_or(at::Tensor()), .rows = std::move(rows)};
 }
 
 py::tuple result_of(const Pipeline::Result& result) {
@@ -70,7 +85,8 @@ void bind_pipeline(py::module_& module) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
   module.def("schedule_names", &schedule_names);
   module.def("make_program", &make_program, py::arg("schedule"), py::arg("ranks"), py::arg("micro_batches"),
-             py::arg("chunks") = 0, py::arg("unshard") = "micro_batch", py::arg("step") = true);
+             py::arg("chunks") = 0, py::arg("unshard") = "micro_batch", py::arg("step") = true,
+             py::arg("vocabulary") = "whole");
   module.def("verify_program", [](const std::string& text) { verify(parse_program(text)); }, py::arg("text"));
   module.def(
       "runnable_program",
@@ -86,17 +102,18 @@ void bind_pipeline(py::module_& module) {
   py::class_<Pipeline>(module, "Pipeline")
       .def(py::init([](const py::object& engine, const py::object& stages, const std::string& program,
                        std::vector<std::vector<int>> units, py::function forward, const py::object& copies,
-                       std::map<std::string, int> buffer_owners) {
+                       std::map<std::string, int> buffer_owners, std::optional<SplitHead> head) {
              return std::make_unique<Pipeline>(engine_base_of(engine), rank_group_of(stages).communicator(),
                                                libtorch::PipelineOptions{.program = parse_program(program),
                                                                          .units = std::move(units),
                                                                          .forward = forward_of(std::move(forward)),
                                                                          .buffer_owners = std::move(buffer_owners),
-                                                                         .copies = communicator_of(copies)});
+                                                                         .copies = communicator_of(copies),
+                                                                         .head = head_of(std::move(head))});
            }),
            py::arg("engine"), py::arg("stages"), py::arg("program"), py::arg("units"), py::arg("forward"),
            py::arg("copies") = py::none(), py::arg("buffer_owners") = std::map<std::string, int>(),
-           py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
+           py::arg("head") = py::none(), py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
       .def("train_batch",
            [](Pipeline& self) {
              const Pipeline::Result result = [&] {

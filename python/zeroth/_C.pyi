@@ -1037,7 +1037,13 @@ def schedule_names() -> list[str]:
     """The schedules of a pipeline."""
 
 def make_program(
-    schedule: str, ranks: int, micro_batches: int, chunks: int = 0, unshard: str = "micro_batch", step: bool = True
+    schedule: str,
+    ranks: int,
+    micro_batches: int,
+    chunks: int = 0,
+    unshard: str = "micro_batch",
+    step: bool = True,
+    vocabulary: str = "whole",
 ) -> str:
     """What each rank of a pipeline does in a step, as text. `chunks`: on each rank, 0: as few as the schedule needs."""
 
@@ -1063,6 +1069,7 @@ class Pipeline:
         forward: Callable[[int, int, list[torch.Tensor | None], str], tuple[list[torch.Tensor | None], str]],
         copies: Communicator | None = None,
         buffer_owners: Mapping[str, int] = ...,
+        head: tuple[int, torch.Tensor, torch.Tensor | None, list[int]] | None = None,
     ) -> None: ...
     def train_batch(self) -> tuple[StepResult, float]: ...
     def eval_batch(self, micro_batches: int = 0) -> float: ...

@@ -134,7 +134,8 @@ void group_by_axes(std::span<ParamSpec> params, std::span<const ParamAxes> axes,
     for (const std::string& axis : own.summed) (void)size_of_axis(settings.mesh, axis, params[param].name);
     require_stages(own, num_stages, params[param].name);
     const bool everywhere = own.stages.empty() || static_cast<int>(own.stages.size()) == num_stages;
-    const bool one_stage = num_stages > 1 && own.stages.size() == 1;
+    // As a parameter of one stage: its ranks have no part of what others have.
+    const bool one_stage = num_stages > 1 && (own.stages.size() == 1 || own.distinct == kPipelineAxis);
     const std::vector<std::string> stage_axis{std::string(kPipelineAxis)};
     const std::vector<std::string> no_axes;
     const std::vector<std::string> outside = factors.names(own.distinct, own.copies, /*inside=*/false);

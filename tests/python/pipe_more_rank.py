@@ -358,7 +358,7 @@ zeroth-program 1 schedule=by_hand ranks=2 micro_batches=2 chunks=0,1,0,1
 """(Lamy-Poirier 2022), written by hand: no schedule of Zeroth's"""
 
 
-SPLIT_HEAD = """\
+SHARED_HEAD = """\
 zeroth-program 1 schedule=gpipe ranks=2 micro_batches=1 chunks=0,1
 0: 0F0 0SEND_F0 V_INPUT0 V_S0 V_SUM0 V_T0 V_GRAD0 0RECV_B0 0B0 0REDUCE STEP
 1: 1RECV_F0 1F0 V_INPUT0 V_S0 V_SUM0 V_T0 V_GRAD0 1B0 1SEND_B0 1REDUCE STEP
@@ -398,7 +398,9 @@ def programs() -> None:
         assert had in simple
         first = next(word for word in has.split() if word not in had.split())
         refuse(simple.replace(had, has), not_yet.format(first))
-    refuse(SPLIT_HEAD, not_yet.format("V_INPUT0"), gradient_accumulation_steps=1)
+    with refused("MODEL", "stages of a pipeline cannot share the head of this model.*an nn.Linear as the last layer"):
+        zeroth.pipeline(model, {**two, "gradient_accumulation_steps": 1}, world=world(), program=SHARED_HEAD)
+    assert zeroth.pipe.pipeline.pipelined_of(model) is None and all(one.is_meta for one in model.parameters())
     refuse(simple.replace("chunks=0,1", "chunks=0,1 inexact"), not_yet.format("1f1b, which is inexact"))
     refuse(_C.make_program("1f1b", 2, 2, step=False), "does not update the parameters")
     refuse(_C.make_program("1f1b", 2, 3), "another number of micro-batches.*expected: .* 2; got: 3")

@@ -82,7 +82,12 @@ def config_of(row: Row, stage: int) -> dict[str, object]:
         "gradient_clipping": row.clip,
         "zeroth": {
             "mesh": {"pp": row.pp, "tp": row.tp, "sp": row.sp},
-            "pipeline": {"schedule": row.schedule, "chunks": row.chunks, "unshard": row.unshard},
+            "pipeline": {
+                "schedule": row.schedule,
+                "chunks": row.chunks,
+                "unshard": row.unshard,
+                "vocabulary": row.vocabulary,
+            },
             "reduction_policy": row.policy,
             "reshard": row.reshard,
             "offload": {"block_elements": 1024},

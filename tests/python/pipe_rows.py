@@ -20,6 +20,7 @@ class Row:
     clip: float = 0.0
     policy: str = "per_micro_step"
     unshard: str = "micro_batch"
+    vocabulary: str = "whole"
     reshard: str = "default"
     dtype: str = ""
     """bf16 or fp16"""
@@ -111,6 +112,15 @@ for ranks in (2, 3, 4):
         for number, schedule in enumerate(SCHEDULES)
         for micro in range(1, 9)
     ]
+TABLES["head 2"] = [
+    Row("llama", 2, micro=3, stage=3, vocabulary="two_barriers", clip=0.1),
+    Row("llama", 2, "zb-h1", micro=2, stage=1, vocabulary="one_barrier", policy="per_step"),
+    Row("llama", 2, "gpipe", micro=3, stage=2, vocabulary="one_barrier"),
+]
+TABLES["head 4"] = [
+    Row("llama", 4, micro=3, stage=3, vocabulary="one_barrier", policy="per_step", layers=4),
+    Row("llama", 2, "zb-v", micro=3, stage=3, vocabulary="two_barriers", unshard="step", clip=0.1, layers=4),
+]
 AXES = ("none", "dp", "tp", "sp")
 COVER = [
     Row(

@@ -2,6 +2,7 @@
 
 pipe_state_rank.py save FOLDER PP SCHEDULE     trains two steps on a mesh of PP stages and saves
 pipe_state_rank.py load FOLDER PP SCHEDULE     loads, trains one step, and prints what must be the same everywhere
+... HEAD                                       zeroth.pipeline.vocabulary, with a model whose head is not its embedding
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ def digest(weights: dict[str, torch.Tensor]) -> str:
     return text.hexdigest()[:16]
 
 
-def engine_of(world: zeroth.World, pp: int, schedule: str) -> zeroth.Engine:
+def engine_of(world: zeroth.World, pp: int, schedule: str, head: str) -> zeroth.Engine:
     known = schedule not in ("none", "deferred")
-    row = Row("qwen2", pp, schedule if known else "1f1b", micro=4)  # its head is its embedding
+    name = "llama" if head else "qwen2"  # whose head is its embedding
+    row = Row(name, pp, schedule if known else "1f1b", micro=4, vocabulary=head or "whole")
     config = config_of(row, 1 if pp > 1 else 2)
-    model = zeroth.deferred(lambda: made("qwen2")) if schedule == "deferred" else made("qwen2")
+    model = zeroth.deferred(lambda: made(name)) if schedule == "deferred" else made(name)
     if pp > 1:
         zeroth.pipeline(model, config, world=world, loss_fn=loss_fn)
     return zeroth.Engine(model, config, world=world, log_level="warning")
@@ -49,7 +51,7 @@ def step(engine: zeroth.Engine, number: int) -> float:
 def main() -> None:
     what, folder, pp, schedule = sys.argv[1:5]
     world = zeroth.World.from_environment()
-    engine = engine_of(world, int(pp), schedule)
+    engine = engine_of(world, int(pp), schedule, *sys.argv[5:6] or [""])
     if what == "save":
         for number in range(2):
             step(engine, number)

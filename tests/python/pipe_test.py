@@ -80,6 +80,28 @@ class Schedules(job.RankTest):
             self.run_well(ranks, "pipe_rank.py", f"grid {ranks}", limit_s=900)
 
 
+class Heads(job.RankTest):
+    """pipe_head_rank.py: stages share the head."""
+
+    def test_two_stages_train_as_one_process(self) -> None:
+        self.run_well(2, "pipe_head_rank.py", "two", "refusals", "own_programs", "outputs_are_refused")
+
+    @tier.long
+    def test_two_and_four_stages_with_replicas(self) -> None:
+        self.run_well(2, "pipe_head_rank.py", "more", "transformers_loss")
+        self.run_well(4, "pipe_head_rank.py", "four")
+
+    @tier.long
+    def test_stages_of_zero_have_the_same_bits(self) -> None:
+        self.run_well(2, "pipe_rank.py", "head 2")
+        self.run_well(4, "pipe_rank.py", "head 4")
+
+    @tier.long
+    def test_every_schedule_way_and_stage_of_zero(self) -> None:
+        for ranks in (2, 3, 4):
+            self.run_well(ranks, "pipe_head_rank.py", "grid", limit_s=900)
+
+
 class States(job.RankTest):
     """pipe_state_rank.py: a checkpoint of two stages loads on other meshes."""
 
@@ -96,9 +118,24 @@ class States(job.RankTest):
                 if ranks == stages:  # else there are more samples
                     self.assertAlmostEqual(loaded[1], saved[1], 12)
 
-    def states(self, ranks: int, what: str, folder: str, stages: int, schedule: str) -> tuple[str, float]:
-        """Digests of weights and moments, and the loss of the step after."""
-        out = self.run_well(ranks, "pipe_state_rank.py", what, folder, str(stages), schedule)
+    @tier.long
+    def test_a_checkpoint_of_a_shared_head_loads_elsewhere(self) -> None:
+        for save, loads in (
+            ("two_barriers", [(1, 1, "whole"), (3, 3, "one_barrier"), (2, 2, "whole"), (4, 2, "two_barriers")]),
+            ("whole", [(2, 2, "one_barrier"), (3, 3, "two_barriers")]),
+        ):
+            with tempfile.TemporaryDirectory() as folder:
+                saved = self.states(2, "save", folder, 2, "1f1b", save)
+                for ranks, stages, way in loads:
+                    loaded = self.states(ranks, "load", folder, stages, "1f1b" if stages > 1 else "none", way)
+                    self.assertEqual(loaded[0], saved[0], (save, ranks, stages, way))
+                    if ranks == stages:
+                        self.assertAlmostEqual(loaded[1], saved[1], 12)
+
+    def states(self, ranks: int, what: str, folder: str, stages: int, schedule: str, *head: str) -> tuple[str, float]:
+        """Digests of weights and moments, and the loss of the step after. `head`: how stages share one that is not the
+        embedding."""
+        out = self.run_well(ranks, "pipe_state_rank.py", what, folder, str(stages), schedule, *head)
         lines = [line.partition("] ")[2] if line.startswith("[") else line for line in out.splitlines()]
         digests = next(line for line in lines if line.startswith("weights"))
         after = next(line for line in lines if line.startswith("after")).split()[1]

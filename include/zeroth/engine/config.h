@@ -100,6 +100,7 @@ struct PipelineConfig {
   std::string split = "balanced";  ///< how layers become chunks: or "parameters", "uniform"
   bool scatter = false;  ///< ranks of tp each send a slice of what they have alike, for stages on different nodes
   std::string unshard = "micro_batch";  ///< stage 3: how long a stage keeps gathered parameters: "micro_batch", "step"
+  std::string vocabulary = "whole";     ///< the head: on the last stage, or rows on all: "two_barriers", "one_barrier"
 };
 
 /// Sections "zero_optimization.offload_optimizer" and "offload_param", "aio", and "zeroth.offload".

@@ -26,7 +26,8 @@ struct ParamAxes {
   /// a part of the sequence or of the heads.
   std::vector<std::string> summed{};
   /// Coordinates along the axis "pp" of the ranks that use the parameter, ascending; on the others its box has no
-  /// elements. Several stages have parts of its gradient. Empty: all stages use it.
+  /// elements. Several stages have parts of its gradient. Empty: all stages use it. With `distinct` = "pp" each stage
+  /// has another box: rows of a head.
   std::vector<int> stages{};
   bool operator==(const ParamAxes&) const = default;
 };

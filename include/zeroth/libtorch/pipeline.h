@@ -7,6 +7,8 @@
 //     SEND_*, RECV_*   values between ranks, by StageLinks; sends go on while this rank computes
 //     UNSHARD, RESHARD a chunk's units stay gathered in between
 //     REDUCE           nothing: the engine was told before the chunk's last backward, which began it
+//     V_*              rows of the head that all stages share, see SharedHead; what ranks combine goes by messages, so
+//                      that only a rank that needs it waits
 //     STEP             the engine's step()
 //
 // The executor knows no schedule, no ZeRO stage and no kind of model.
@@ -39,6 +41,17 @@ struct ChunkValues {
 /// loss, one element, as its first tensor.
 using ChunkForward = std::function<ChunkValues(int chunk, int micro_batch, ChunkValues inputs)>;
 
+/// A linear layer before a cross entropy, of which every stage has some rows (a program with V_ actions). The forward
+/// of the last chunk then returns, in the place of the loss: the layer's input [..., features]; int64 [N] its rows that
+/// count, as numbers in the flat order; int64 [N] their targets; float64 [2] factor and constant of the loss, which is
+/// factor * sum of the cross entropies + constant. On other stages nobody needs the targets: they travel along.
+struct SharedHead {
+  int unit = 0;                      ///< the engine's unit with this stage's rows, and nothing else
+  at::Tensor weight{};               ///< [own rows, features]
+  at::Tensor bias{};                 ///< [own rows], or undefined
+  std::vector<std::int64_t> rows{};  ///< of each stage
+};
+
 struct PipelineOptions {
   StepProgram program{};
   /// Of each chunk: the engine's units (numbers of ModelDescription::units) that its layers are. Only those of this
@@ -50,6 +63,8 @@ struct PipelineOptions {
   /// Ranks of a stage that compute the same values, as those of tensor parallelism do: each sends its slice of large
   /// tensors to its counterpart, where they are gathered. For stages on different nodes. None: tensors are sent whole.
   std::optional<Communicator> copies{};
+  /// For a program with V_ actions, and for no other.
+  std::optional<SharedHead> head{};
 };
 
 /// Counts since the last reset, of this rank.

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from torch import nn
@@ -28,6 +28,7 @@ def partition(
     weights: Sequence[float] | None = None,
     speeds: Sequence[float] | None = None,
     sample: Any = None,
+    shared: Callable[[str], bool] | None = None,
 ) -> list[int]:
     """Boundaries of `parts` contiguous parts of the chain's layers: part i has layers result[i] .. result[i + 1] - 1,
     at least one. Local, and the same on all ranks that give the same arguments.
@@ -40,7 +41,8 @@ def partition(
     different times, so measure on one rank and give the others its `weights`. A list: names or numbers of the layers
     that begin a part; the first one may be left out.
     `weights`: a cost for each layer, in the place of what `split` says. `speeds`: of the parts, for unlike ranks; a
-    part's time is its cost over its speed.
+    part's time is its cost over its speed. `shared`: whether a parameter, by its name, is on all parts alike, and does
+    not count.
 
     Raises Error USAGE: more parts than layers, unknown names or methods, weights that do not fit."""
     names = [layer.name for layer in chain.layers]
@@ -58,7 +60,7 @@ def partition(
     if split == "uniform" and weights is None and speeds is None:
         return evenly(len(names), parts)
     if weights is None:
-        weights = _costs(chain, split, sample)
+        weights = _costs(chain, split, sample, shared)
     elif split not in _METHODS and not split.startswith("type:"):
         _refuse_method(split)
     _require_numbers("weights", weights, len(names))
@@ -87,14 +89,14 @@ def _of_names(names: list[str], parts: int, split: Sequence[str | int]) -> list[
     return boundaries
 
 
-def _costs(chain: Chain, split: str, sample: Any) -> list[float]:
+def _costs(chain: Chain, split: str, sample: Any, shared: Callable[[str], bool] | None) -> list[float]:
     if split.startswith("type:"):
         return _of_types(chain, split.removeprefix("type:"))
     match split:
         case "uniform":
             return [1.0] * len(chain.layers)
         case "auto" | "parameters":
-            return _of_parameters(chain, tables=split == "parameters")
+            return _of_parameters(chain, shared, tables=split == "parameters")
         case "time" | "memory":
             if sample is None:
                 refuse_without_sample(split)
@@ -141,11 +143,13 @@ def _class_names(chain: Chain) -> list[list[str]]:
     return names
 
 
-def _of_parameters(chain: Chain, *, tables: bool) -> list[float]:
+def _of_parameters(chain: Chain, shared: Callable[[str], bool] | None, *, tables: bool) -> list[float]:
     """Elements of each layer. A tied weight has several names, and counts once in a layer."""
     costs = [0.0] * len(chain.layers)
     looked_up = set() if tables else _tables(chain)
     for name, parameter in chain.model.named_parameters():
+        if shared is not None and shared(name):
+            continue
         for number in chain.uses[name]:
             if (id(parameter), number) not in looked_up:
                 costs[number] += parameter.numel()

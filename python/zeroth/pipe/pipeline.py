@@ -17,6 +17,7 @@ from zeroth.pipe.make_chain import build, chain_of
 from zeroth.pipe.measure import measured
 from zeroth.pipe.module_stages import split_of, with_stages
 from zeroth.pipe.partition import partition
+from zeroth.pipe.shared_head import SharedHead, find_head
 
 __all__ = ["Pipelined", "pipeline", "pipelined_of"]
 
@@ -40,6 +41,8 @@ class Pipelined:
     """ranks of tp, which have the same values, each send a slice of them to the next stage"""
     units: Mapping[str, nn.Module]
     """by path, as found before parameters were given away"""
+    head: SharedHead | None = None
+    """the layer whose rows all stages share"""
 
     @property
     def model(self) -> nn.Module:
@@ -67,6 +70,9 @@ class Pipelined:
         ]
         for stage in range(self.mesh.size("pp")):
             lines.append(f"  stage {stage}: " + "; ".join(_parts(self.chain, self.bounds, self.chunks_of(stage))))
+        if self.head is not None:
+            rows = ", ".join(map(str, self.head.rows(self.mesh.size("pp"))))
+            lines.append(f"  all stages: {self.head.path}, {rows} rows of {self.head.vocabulary}")
         return "\n".join(lines)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Pipelined":
@@ -152,17 +158,24 @@ def pipeline(
     schedule = keys["schedule"] if program is None else "a program of the caller's own"
     if program is None:
         program = _C.make_program(
-            keys["schedule"], axes["pp"], micro_batches, chunks=keys["chunks"], unshard=keys["unshard"]
+            keys["schedule"],
+            axes["pp"],
+            micro_batches,
+            chunks=keys["chunks"],
+            unshard=keys["unshard"],
+            vocabulary=keys["vocabulary"],
         )
     else:
-        program = _own_program(program, axes["pp"], micro_batches, keys["unshard"])
+        program = _own_program(program, axes["pp"], micro_batches, keys)
+    head = _head_of(chain, axes) if "V_S" in program else None
     stage_of_chunk = _C.rank_of_chunk(program)
     split = split or split_of(chain.model, keys)
     mesh = world.mesh(axes, settings)
     match split:
         case "time" | "memory" if weights is None:
             weights = measured(chain, sample, split, mesh)
-    bounds = partition(chain, len(stage_of_chunk), split, weights=weights, speeds=speeds)
+    shared = None if head is None else head.has
+    bounds = partition(chain, len(stage_of_chunk), split, weights=weights, speeds=speeds, shared=shared)
     require_same(
         {
             "the schedule": f"{schedule}, {micro_batches} micro-batches",
@@ -177,6 +190,9 @@ def pipeline(
     for chunk, owner in enumerate(stage_of_chunk):
         if owner == stage:
             build(chain, bounds[chunk], bounds[chunk + 1])
+    if head is not None:
+        build(chain, len(chain.layers) - 1, len(chain.layers))
+        head = find_head(chain, axes["pp"])  # building makes modules anew
     if axes["tp"] > 1 or axes["sp"] > 1:
         _share_layers(chain, settings, world)
     done = Pipelined(
@@ -187,7 +203,8 @@ def pipeline(
         stage_of_chunk=stage_of_chunk,
         micro_batches=micro_batches,
         sends_slices=keys["scatter"] and axes["tp"] > 1 and settings.norms == "whole",
-        units=_units.find_units(chain.model),
+        units=_units_with(chain.model, head),
+        head=head,
     )
     _give_away(done)
     object.__setattr__(chain.model, _MARK, done)
@@ -195,9 +212,35 @@ def pipeline(
     return done
 
 
-def _own_program(text: str, stages: int, micro_batches: int, unshard: str) -> str:
+def _head_of(chain: Chain, axes: Mapping[str, int]) -> SharedHead:
+    """The layer whose rows all stages share."""
+    for axis in ("tp", "sp"):
+        if axes[axis] > 1:
+            refuse(
+                "stages share the head's rows, which other ranks of the mesh would share, too",
+                code="CONFIG",
+                where=_WHERE,
+                which=f"zeroth.mesh.{axis} and zeroth.pipeline.vocabulary",
+                expected="pp and dp alone",
+                got=f"{axis} = {axes[axis]}",
+                hint='zeroth.pipeline.vocabulary = "whole"',
+            )
+    return find_head(chain, axes["pp"])
+
+
+def _own_program(text: str, stages: int, micro_batches: int, keys: Mapping[str, Any]) -> str:
     """Of the user's own, if it can run."""
     program = _C.runnable_program(text, stages, micro_batches)
+    unshard, vocabulary = keys["unshard"], keys["vocabulary"]
+    got = "whole" if "V_S" not in program else "two_barriers" if "V_GRAD" in program else "one_barrier"
+    if vocabulary not in ("whole", got):
+        refuse(
+            "a program and the configuration share the head in different ways",
+            where=_WHERE,
+            which="zeroth.pipeline.vocabulary",
+            expected=got,
+            got=vocabulary,
+        )
     if ("UNSHARD" in program) != (unshard == "step"):
         refuse(
             "a program and the configuration gather parameters at different times",
@@ -220,10 +263,33 @@ def _share_layers(chain: Chain, settings: _C.Config, world: _C.World) -> None:
         done.sequence.whole = False
 
 
+def _units_with(model: nn.Module, head: SharedHead | None) -> dict[str, nn.Module]:
+    """The units of a model; a head that stages share is one, without what is around it."""
+    found = _units.find_units(model)
+    if head is None or head.path in found:
+        return found
+    inside = next((path for path in found if head.path.startswith(f"{path}.")), None)
+    if inside is not None:
+        refuse(
+            "the head is a part of a unit",
+            code="MODEL",
+            where=_WHERE,
+            which=head.path,
+            expected="a layer that no unit has",
+            got=inside,
+            hint='zeroth.pipeline.vocabulary = "whole"',
+        )
+    return _units.with_tiles(model, {**found, head.path: head.module})
+
+
 def _give_away(done: Pipelined) -> None:
     """Notes on each parameter which stages use it, and empties those of other stages."""
     everywhere = list(range(done.mesh.size("pp")))
+    if done.head is not None:
+        done.head.share(done.stage, len(everywhere))
     for name, parameter in done.chain.model.named_parameters():
+        if done.head is not None and done.head.has(name):
+            continue
         chunks = done.chunks_of_parameter(name)
         stages = sorted({done.stage_of_chunk[chunk] for chunk in chunks}) or everywhere
         if parameter.dim() == 0:  # no box of it is empty
@@ -264,9 +330,22 @@ def units_of_chunks(done: Pipelined, units: Sequence[tuple[str, bool, Sequence[s
     found: list[list[int]] = [[] for _ in done.stage_of_chunk]
     chunks: Mapping[str, list[int]] = {name: done.chunks_of_parameter(name) for _, _, names in units for name in names}
     for number, (_, _, names) in enumerate(units):
+        if done.head is not None and any(map(done.head.has, names)):
+            continue  # V_ actions use it, no chunk
         for chunk in sorted({chunk for name in names for chunk in chunks[name]}):
             found[chunk].append(number)
     return found
+
+
+def head_of_engine(
+    done: Pipelined, units: Sequence[tuple[str, bool, Sequence[str]]]
+) -> tuple[int, torch.Tensor, torch.Tensor | None, list[int]] | None:
+    """What the executor has to know of a head that the stages share. `units`: as _C.Engine.units."""
+    if done.head is None:
+        return None
+    unit = next(number for number, (_, _, names) in enumerate(units) if any(map(done.head.has, names)))
+    module = done.head.module
+    return unit, module.weight, module.bias, done.head.rows(done.mesh.size("pp"))
 
 
 def owners_of_buffers(done: Pipelined) -> dict[str, int]:

@@ -11,7 +11,8 @@ from zeroth import _C
 from zeroth._activations import ActivationOffload
 from zeroth.parallel._refuse import refuse
 from zeroth.pipe.batches import take
-from zeroth.pipe.pipeline import Pipelined, owners_of_buffers, units_of_chunks
+from zeroth.pipe.pipeline import Pipelined, head_of_engine, owners_of_buffers, units_of_chunks
+from zeroth.pipe.shared_head import run_to_head
 from zeroth.pipe.step import PipelineStep, StepEnd
 from zeroth.pipe.values import Tensors, flat, nested, shared
 
@@ -53,6 +54,7 @@ class Runner:
             forward,
             done.mesh.axis("tp") if done.sends_slices else None,
             owners_of_buffers(done),
+            head_of_engine(done, core.units),
         )
 
     def train_batch(self, batches: Iterable[Any] | None) -> tuple[_C.StepResult, float]:
@@ -71,6 +73,8 @@ class Runner:
         `weights` of the loss times its weight. `outputs` gets what the model returns, on the last stage."""
         chain = self.done.chain
         loss_fn = chain.loss_fn
+        if outputs is not None:
+            self._require_whole_head()
 
         def with_output(output: Any, labels: Any) -> Any:
             assert loss_fn is not None and outputs is not None
@@ -90,6 +94,7 @@ class Runner:
 
     def outputs(self, batch: Any) -> Any:
         """See Engine.outputs()."""
+        self._require_whole_head()
         chain, kept = self.done.chain, []  # type: ignore[var-annotated]
         loss_fn = chain.loss_fn
         with self._given([batch], 1), self._named():
@@ -177,12 +182,15 @@ class Runner:
         first, last = self.done.bounds[chunk], self.done.bounds[chunk + 1]
         values = None if chunk == 0 else nested(tensors, structure)
         self.runs = True
+        ends = chunk + 1 == len(self.done.stage_of_chunk)
         try:
             with self._saved:
+                if ends and self.done.head is not None:
+                    return self._to_head(first, values, micro_batch)
                 result = self.done.chain.run(first, last, values, self._batches[micro_batch])
         finally:
             self.runs = False
-        if chunk + 1 < len(self.done.stage_of_chunk):
+        if not ends:
             return flat(result)
         if self._output is not None:
             self._output.append(result)
@@ -193,6 +201,27 @@ class Runner:
         if loss is not None and self._weights is not None:
             loss = loss.double() * self._weights[micro_batch]
         return [loss], ""
+
+    def _require_whole_head(self) -> None:
+        if self.done.head is not None:
+            refuse(
+                "no stage has the logits of all rows of the head",
+                where=_WHERE,
+                who=self._who,
+                which=self.done.head.path,
+                expected='zeroth.pipeline.vocabulary = "whole"',
+                got="a head that all stages share",
+                hint="train_batch() and eval_batch() give losses; a checkpoint loads with the head on one stage",
+            )
+
+    def _to_head(self, first: int, values: Any, micro_batch: int) -> tuple[Tensors, str]:
+        """The last chunk, of whose head all stages have rows."""
+        head = self.done.head
+        assert head is not None
+        run = run_to_head(self.done.chain, head, first, values, self._batches[micro_batch], loss_of)
+        weight = 1.0 if self._weights is None else self._weights[micro_batch]
+        numbers = torch.tensor([run.factor * weight, run.constant * weight], dtype=torch.float64)
+        return [run.hidden, run.rows, run.targets, numbers], ""
 
 
 def _output_of(output: Any, labels: Any) -> Any:

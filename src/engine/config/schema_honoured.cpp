@@ -638,6 +638,13 @@ constexpr std::array kKeys{
          .kind = KeyKind::kChoice,
          .text = "ZeRO stage 3: a stage gathers its parameters for each micro-batch anew, or once a step.",
          .choices = "micro_batch|step"}),
+    bind<&Config::pipeline, &PipelineConfig::vocabulary>(
+        {.pointer = "/zeroth/pipeline/vocabulary",
+         .kind = KeyKind::kChoice,
+         .text = "The model's head, a linear layer before a cross entropy: `whole` on the last stage, or rows of it on "
+                 "every stage. `two_barriers`: the gradient of its input is summed after that of its rows; "
+                 "`one_barrier`: before, so that backwards begin earlier, with one more product of the head's size.",
+         .choices = "whole|two_barriers|one_barrier"}),
     bind<&Config::runtime, &RuntimeConfig::threads>(
         {.pointer = "/zeroth/threads",
          .kind = KeyKind::kInteger,

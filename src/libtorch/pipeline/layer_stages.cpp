@@ -24,6 +24,12 @@ namespace {
 constexpr const char* kStagesWhere = "libtorch.pipeline";
 
 StepProgram program_of(const Config& config, int world) {
+  ZR_CHECK(config.pipeline.vocabulary == "whole", ErrorCode::kConfig, "a list of layers has no head to share",
+           {.where = kStagesWhere,
+            .which = "/zeroth/pipeline/vocabulary",
+            .expected = "whole",
+            .got = config.pipeline.vocabulary,
+            .hint = "zeroth.pipeline() of Python shares the head of a model over its stages"});
   const StepProgram schedule = make_schedule(config.pipeline.schedule, {.ranks = config.mesh.pp,
                                                                         .micro_batches = micro_steps_of(config, world),
                                                                         .chunks_per_rank = config.pipeline.chunks});

@@ -1,6 +1,7 @@
 #include "libtorch/pipeline/chunk_graph.h"
 #include "libtorch/pipeline/running_action.h"
 #include "libtorch/pipeline/same_program.h"
+#include "libtorch/pipeline/shared_head.h"
 #include "libtorch/pipeline/stage_links.h"
 #include "libtorch/runtime.h"
 
@@ -31,6 +32,10 @@ Key key_of(const Action& action) {
   return {action.chunk, action.micro_batch};
 }
 
+bool shares_head(const StepProgram& program) {
+  return std::ranges::any_of(program.actions.front(), [](const Action& one) { return is_vocabulary(one.kind); });
+}
+
 /// Every chunk's forward of each micro-batch, one micro-batch after the other.
 StepProgram forwards_of(const StepProgram& trained, int micro_batches) {
   StepProgram program{
@@ -44,6 +49,7 @@ StepProgram forwards_of(const StepProgram& trained, int micro_batches) {
   }
   program = add_messages(std::move(program));
   verify(program, {.forwards_only = true});
+  if (shares_head(trained)) add_scores(program);
   return program;
 }
 
@@ -85,6 +91,11 @@ bool runs(ActionKind kind) {
     case ActionKind::kUnshard:
     case ActionKind::kReshard:
     case ActionKind::kReduce:
+    case ActionKind::kVocabInput:
+    case ActionKind::kVocabScores:
+    case ActionKind::kVocabSum:
+    case ActionKind::kVocabGradients:
+    case ActionKind::kVocabInputGradient:
     case ActionKind::kStep:
       return true;
     default:
@@ -117,7 +128,7 @@ void require_runnable(const StepProgram& program, int stages, int micro_batches)
              "the program can be read and simulated, and not run yet",
              {.where = kWhere,
               .which = other == list.end() ? program.schedule + ", which is inexact" : to_text(*other),
-              .expected = "F, B, I, W, messages, UNSHARD, RESHARD, REDUCE and STEP"});
+              .expected = "F, B, I, W, messages, UNSHARD, RESHARD, REDUCE, V_INPUT, V_S, V_SUM, V_T, V_GRAD and STEP"});
     // What is verified has it on every rank or on none, at the end.
     ZR_CHECK(!list.empty() && list.back().kind == ActionKind::kStep, ErrorCode::kUsage,
              "the program does not update the parameters",
@@ -143,6 +154,10 @@ class Pipeline::Impl {
     for (const int chunk : options_.program.chunks_of(stages_.rank())) {
       for (const int unit : units_of(chunk)) ++forwards.at(static_cast<std::size_t>(unit));
     }
+    if (options_.head) {
+      head_.emplace(runtime_, links_, *options_.head, options_.program, stages_.rank());
+      ++forwards.at(static_cast<std::size_t>(options_.head->unit));
+    }
     runtime_->core().steer(std::move(forwards));
     find_last_backwards();
   }
@@ -161,6 +176,7 @@ class Pipeline::Impl {
     links_.begin_step(++step_, digest_, {.micro_batches = options_.program.micro_batches});
     result_.reset();
     losses_ = 0.0;
+    if (head_) head_->begin(at::GradMode::is_enabled());
   }
 
   void run(const Action& action) {
@@ -208,6 +224,12 @@ class Pipeline::Impl {
       case ActionKind::kReshard:
         for (const int unit : units_of(action.chunk)) runtime_->core().give_back(unit);
         return;
+      case ActionKind::kVocabInput:
+      case ActionKind::kVocabScores:
+      case ActionKind::kVocabSum:
+      case ActionKind::kVocabGradients:
+      case ActionKind::kVocabInputGradient:
+        return head_->run(action);
       case ActionKind::kStep:
         links_.settle();
         result_ = runtime_->step_all();
@@ -237,6 +259,7 @@ class Pipeline::Impl {
     evaluates_ = true;
     guarded([&] {
       for (const Action& action : program.actions[static_cast<std::size_t>(stages_.rank())]) run(action);
+      if (head_) head_->finish_scores();
       links_.settle();
     });
     leave();
@@ -300,6 +323,12 @@ class Pipeline::Impl {
               .expected = std::to_string(program.chunks()),
               .got = std::to_string(options_.units.size())});
     ZR_CHECK(static_cast<bool>(options_.forward), ErrorCode::kUsage, "a pipeline without a forward", {.where = kWhere});
+    ZR_CHECK(shares_head(program) == options_.head.has_value(), ErrorCode::kUsage,
+             "the program and the model do not share the head alike",
+             {.where = kWhere,
+              .which = program.schedule,
+              .expected = options_.head ? "V_ actions" : "no V_ actions",
+              .got = options_.head ? "none" : "some"});
   }
 
   /// A unit's gradients are complete in the last backward of the last of its chunks.
@@ -349,7 +378,9 @@ class Pipeline::Impl {
                                  {.tensors = std::move(given.tensors), .structure = std::move(given.structure)});
       scope.finish(outputs.tensors);
     }
-    if (is_last(action.chunk)) {
+    if (is_last(action.chunk) && head_) {
+      outputs.tensors = {head_->take_output(outputs.tensors, action)};
+    } else if (is_last(action.chunk)) {
       require_loss(outputs, action);
       losses_ += outputs.tensors[0].item<double>();
       outputs.tensors.resize(1);
@@ -375,7 +406,11 @@ class Pipeline::Impl {
     InFlight& flight = flights_.at(key);
     std::vector<at::Tensor> gradients;
     if (action.kind != ActionKind::kBackwardWeight) {
-      gradients = is_last(action.chunk) ? flight.loss : take(gradients_, key).tensors;
+      if (is_last(action.chunk)) {
+        gradients = head_ ? std::vector{head_->input_gradient(action.micro_batch)} : flight.loss;
+      } else {
+        gradients = take(gradients_, key).tensors;
+      }
     }
     zeroth::Engine& core = runtime_->core();
     const auto last = last_backwards_.find(key);
@@ -464,7 +499,7 @@ class Pipeline::Impl {
   [[nodiscard]] double mean_loss(int micro_batches) {
     // Ranks of the last chunk have it, one of each pipeline.
     const bool has_loss = stage_of(options_.program.chunks() - 1) == stages_.rank();
-    const double own = has_loss ? losses_ / micro_batches * stages_.size() : 0.0;
+    const double own = has_loss ? (head_ ? head_->losses() : losses_) / micro_batches * stages_.size() : 0.0;
     return runtime_->core().average(own);
   }
 
@@ -484,6 +519,7 @@ class Pipeline::Impl {
     gradients_.clear();
     sent_values_.clear();
     sent_gradients_.clear();
+    if (head_) head_->forget();
     links_.abandon();
     running_ = evaluates_ = false;
   }
@@ -493,6 +529,7 @@ class Pipeline::Impl {
   Communicator stages_;
   PipelineOptions options_;
   StageLinks links_;
+  std::optional<SharedHeadRun> head_;  ///< of a program with V_ actions
   std::uint64_t digest_ = 0;
   std::uint64_t step_ = 0;
   bool running_ = false;

@@ -20,12 +20,19 @@ constexpr std::uint32_t kLongestForm = 1U << 26U;
 constexpr MessageTag kTag{.unit = -1, .label = 0x7069};
 
 std::string describe(const Parcel& parcel) {
+  if (is_vocabulary(parcel.told_by)) {
+    const char* const what = parcel.told_by == ActionKind::kVocabInput ? "the input of the head"
+                             : parcel.told_by == ActionKind::kVocabSum ? "the scores of a slice of the head"
+                                                                       : "a gradient of the input of the head";
+    return what + (", micro-batch " + std::to_string(parcel.micro_batch));
+  }
   return std::string(parcel.is_gradient ? "the gradient of the output" : "the input") + " of chunk " +
          std::to_string(parcel.chunk) + ", micro-batch " + std::to_string(parcel.micro_batch);
 }
 
 /// The action by which another stage sends a parcel.
 Action sender_of(const Parcel& parcel) {
+  if (is_vocabulary(parcel.told_by)) return {.kind = parcel.told_by, .micro_batch = parcel.micro_batch};
   return parcel.is_gradient ? Action{ActionKind::kSendBackward, parcel.chunk + 1, parcel.micro_batch}
                             : Action{ActionKind::kSendForward, parcel.chunk - 1, parcel.micro_batch};
 }
@@ -37,6 +44,7 @@ std::string describe_from(const Parcel& parcel, int stage) {
 
 /// A parcel that is received (`stage`: from) or sent (`stage`: to).
 ActionWord word_of_parcel(const Parcel& parcel, int stage, bool sends) {
+  if (is_vocabulary(parcel.told_by)) return word_of({.action = sender_of(parcel), .stage = stage});
   const ActionKind kind = parcel.is_gradient ? (sends ? ActionKind::kSendBackward : ActionKind::kRecvBackward)
                                              : (sends ? ActionKind::kSendForward : ActionKind::kRecvForward);
   return word_of({.action = {kind, parcel.chunk, parcel.micro_batch}, .stage = stage});
@@ -47,7 +55,8 @@ std::string text_of_parcel(ActionWord word) {
   const Parcel parcel{
       .is_gradient = of.action.kind == ActionKind::kSendBackward || of.action.kind == ActionKind::kRecvBackward,
       .chunk = of.action.chunk,
-      .micro_batch = of.action.micro_batch};
+      .micro_batch = of.action.micro_batch,
+      .told_by = is_vocabulary(of.action.kind) ? of.action.kind : ActionKind::kForward};
   return is_send(of.action.kind) ? describe(parcel) + ", to stage " + std::to_string(of.stage)
                                  : describe_from(parcel, of.stage);
 }
@@ -103,7 +112,8 @@ struct StageLinks::Head {
   std::int32_t chunk = 0;
   std::int32_t micro_batch = 0;
   std::uint16_t is_gradient = 0;
-  std::uint16_t evaluates = 0;
+  std::uint8_t told_by = 0;
+  std::uint8_t evaluates = 0;
   std::int32_t micro_batches = 0;  ///< of the step
 };
 
@@ -158,7 +168,8 @@ void StageLinks::send(int to, const Parcel& parcel, SentValues values) {
                    .chunk = parcel.chunk,
                    .micro_batch = parcel.micro_batch,
                    .is_gradient = static_cast<std::uint16_t>(parcel.is_gradient ? 1 : 0),
-                   .evaluates = static_cast<std::uint16_t>(run_.trains ? 0 : 1),
+                   .told_by = static_cast<std::uint8_t>(parcel.told_by),
+                   .evaluates = static_cast<std::uint8_t>(run_.trains ? 0 : 1),
                    .micro_batches = run_.micro_batches};
   sending->what = word_of_parcel(parcel, to, /*sends=*/true);
   values.in_slices.clear();
@@ -169,7 +180,7 @@ void StageLinks::send(int to, const Parcel& parcel, SentValues values) {
     values.in_slices.push_back(can_slice(tensor));
   }
   std::string form = form_of(values);
-  std::string& last = sent_forms_[{to, parcel.is_gradient, parcel.chunk}];
+  std::string& last = sent_forms_[{to, parcel.is_gradient, parcel.chunk, parcel.told_by}];
   if (form != last) {
     last = form;
     sending->head.form_bytes = static_cast<std::uint32_t>(form.size());
@@ -220,8 +231,11 @@ std::pair<Parcel, SentValues> StageLinks::take_next(int from, const Parcel& want
                           (head.evaluates == 0) == run_.trains && head.micro_batches == run_.micro_batches &&
                           head.form_bytes <= kLongestForm;
   if (!is_of_step) refuse(head, from, wanted);
-  const Parcel parcel{.is_gradient = head.is_gradient != 0, .chunk = head.chunk, .micro_batch = head.micro_batch};
-  std::string& form = received_forms_[{from, parcel.is_gradient, parcel.chunk}];
+  const Parcel parcel{.is_gradient = head.is_gradient != 0,
+                      .chunk = head.chunk,
+                      .micro_batch = head.micro_batch,
+                      .told_by = static_cast<ActionKind>(head.told_by)};
+  std::string& form = received_forms_[{from, parcel.is_gradient, parcel.chunk, parcel.told_by}];
   if (head.form_bytes > 0) {
     form.assign(head.form_bytes, '\0');
     const Collective call = recv_of(std::as_writable_bytes(std::span(form)), from);

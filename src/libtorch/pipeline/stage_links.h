@@ -14,6 +14,7 @@
 
 #include <zeroth/comm/communicator.h>
 #include <zeroth/comm/rank_activity.h>
+#include <zeroth/program/action.h>
 
 #include <c10/core/Device.h>
 
@@ -31,11 +32,12 @@
 
 namespace zeroth::libtorch {
 
-/// What is sent: values of a chunk's input or gradients of its output, of one micro-batch.
+/// What is sent of one micro-batch: values of a chunk's input or gradients of its output; or what a V_ action tells.
 struct Parcel {
   bool is_gradient = false;
-  int chunk = 0;  ///< the chunk that takes it
+  int chunk = 0;  ///< the chunk that takes it; -1: what `told_by` tells
   int micro_batch = 0;
+  ActionKind told_by = ActionKind::kForward;  ///< kVocabInput, kVocabSum or kVocabInputGradient
   auto operator<=>(const Parcel&) const = default;
 };
 
@@ -74,7 +76,7 @@ class StageLinks {
   struct Head;
   struct Sending;
   /// Form of the last values of a kind: of a chunk's inputs or gradients, from or to one rank.
-  using Link = std::tuple<int, bool, int>;
+  using Link = std::tuple<int, bool, int, ActionKind>;
 
   void forget_sent();
   /// Says why the message that came in the place of `wanted` is not one of this step.

@@ -1,0 +1,345 @@
+"""A head whose rows the stages of a pipeline share: which layer it is, and what the loss makes of its output.
+
+The last stage runs the model up to the head, and the loss with a stand-in for the logits: numbers of rows in their
+place. So a loss may take rows away and change their order ([:, :-1], view, flatten, masks), until it calls
+torch.nn.functional.cross_entropy, which gives 0 there. Which rows count, their targets, and by which factor the sum of
+the cross entropies becomes the loss is all that the stages need: no rank has the logits of other rows than its own.
+"""
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from zeroth.parallel._refuse import refuse
+from zeroth.parallel.tensor import share
+from zeroth.parallel.tensor_cut import Cut
+from zeroth.pipe import stashed
+from zeroth.pipe.batches import parts_of
+from zeroth.pipe.block_chain import BlockChain
+from zeroth.pipe.chain import Chain
+from zeroth.pipe.list_chain import ListChain
+from zeroth.pipe.stand_in import standing_in
+
+__all__ = ["SharedHead", "find_head", "run_to_head"]
+
+_WHERE = "pipe.shared_head"
+_KEY = "zeroth.pipeline.vocabulary"
+_WHOLE = 'zeroth.pipeline.vocabulary = "whole" keeps the head on the last stage'
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SharedHead:
+    """A linear layer, the last one of a model. A frozen value."""
+
+    path: str
+    module: nn.Linear
+    vocabulary: int
+    """rows of all stages"""
+
+    def rows(self, stages: int) -> list[int]:
+        """Of each stage."""
+        return Cut("pp", 0, stages).sizes(self.vocabulary)
+
+    def has(self, name: str) -> bool:
+        """Whether a parameter is the head's, by its name in the model."""
+        return name.rpartition(".")[0] == self.path
+
+    def share(self, stage: int, stages: int) -> None:
+        """Leaves this stage's rows."""
+        for name in ("weight", "bias"):
+            share(self.module, name, Cut("pp", stage, stages), 0)
+
+
+def find_head(chain: Chain, stages: int) -> SharedHead:
+    """Raises Error MODEL for a model that does not end in a linear layer of its own and a loss."""
+    linear = [one for module in chain.layers[-1].modules for one in module.modules() if isinstance(one, nn.Linear)]
+    module = linear[-1] if linear else None
+    kind = type(chain.layers[-1].modules[-1]).__name__ if chain.layers[-1].modules else "a function"
+    if module is None or type(module).forward is not nn.Linear.forward:
+        _refuse(chain.layers[-1].name, "an nn.Linear as the last layer", kind)
+    path = next(name for name, one in chain.model.named_modules() if one is module)
+    if isinstance(chain, ListChain) and (chain.loss_fn is None or chain.layers[-1].modules != (module,)):
+        _refuse(path, "an nn.Linear as the last layer, and a loss_fn", "no loss_fn" if chain.loss_fn is None else kind)
+    last = len(chain.layers) - 1
+    for name, parameter in module.named_parameters():
+        uses = chain.uses[f"{path}.{name}" if path else name]
+        if uses != (last,):
+            layers = ", ".join(chain.layers[layer].name for layer in uses)
+            _refuse(
+                f"{path}.{name}",
+                "a weight that the head alone uses",
+                f"one that is tied: of the layers {layers}",
+                f"untie it (tie_word_embeddings=False), or {_WHOLE}",
+            )
+        if parameter.shape[0] < stages:
+            _refuse(f"{path}.{name}", f"{stages} rows or more, one for each stage", f"{parameter.shape[0]} rows")
+    if _has_hooks(module):
+        _refuse(path, "no hooks on the head, which is not called as a module", "hooks")
+    return SharedHead(path=path, module=module, vocabulary=module.weight.shape[0])
+
+
+def _refuse(which: str, expected: str, got: str, hint: str = _WHOLE) -> NoReturn:
+    refuse(
+        "the stages of a pipeline cannot share the head of this model",
+        code="MODEL",
+        where=_WHERE,
+        which=which,
+        expected=expected,
+        got=got,
+        hint=hint,
+    )
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(kinds)
+
+
+@dataclasses.dataclass(slots=True)
+class ToHead:
+    """A run of the last chunk up to its head."""
+
+    hidden: torch.Tensor
+    rows: torch.Tensor
+    """of the flat hidden states, those whose tokens count"""
+    targets: torch.Tensor
+    factor: float
+    """of the sum of the cross entropies"""
+    constant: float
+    """the loss is that product, and this"""
+
+
+def run_to_head(
+    chain: Chain, head: SharedHead, first: int, values: Any, batch: Any, loss_of: Callable[[Any], torch.Tensor | None]
+) -> ToHead:
+    """Layers from `first` on, without the head. Raises Error MODEL for a loss that is no cross entropy of the head's
+    output, by what it does with it."""
+    tail = _Tail(head)
+    grad = torch.is_grad_enabled()
+    try:
+        if isinstance(chain, ListChain):
+            result = _run_list(chain, tail, first, values, batch)
+        else:
+            assert isinstance(chain, BlockChain)
+            with standing_in({head.module: tail.begin}):
+                result = chain.run(first, len(chain.layers), values, batch)
+    finally:
+        tail.end()
+        torch._C._set_grad_enabled(grad)
+    return tail.found(loss_of(result))
+
+
+def _run_list(chain: ListChain, tail: "_Tail", first: int, values: Any, batch: Any) -> Any:
+    assert chain.loss_fn is not None
+    last = len(chain.layers) - 1
+    if first < last:
+        values = chain.run(first, last, values, batch)
+    hidden, held = stashed.unpacked(values)
+    stashed.Stash(held).require_empty()
+    return chain.loss_fn(tail.begin(hidden), parts_of(batch)[1])
+
+
+_ROW_VIEWS = {
+    torch.Tensor.view,
+    torch.Tensor.reshape,
+    torch.reshape,
+    torch.Tensor.flatten,
+    torch.flatten,
+    torch.Tensor.__getitem__,
+}
+_AS_THEY_ARE = {
+    torch.Tensor.float,
+    torch.Tensor.double,
+    torch.Tensor.to,
+    torch.Tensor.type,
+    torch.Tensor.contiguous,
+    torch.Tensor.type_as,
+}
+"""dtypes and devices: the loss is computed in float32, of float64 in float64, where the slices are"""
+
+
+class _Tail(TorchFunctionMode):
+    """What runs after the head, with a tensor [..., 1] of row numbers in the place of the logits."""
+
+    def __init__(self, head: SharedHead) -> None:
+        super().__init__()
+        self.head = head
+        self.hidden: torch.Tensor | None = None
+        self._logits: list[torch.Tensor] = []
+        """the stand-in and what was made of it; kept, so that ids stay theirs"""
+        self._loss: torch.Tensor | None = None
+        """what the cross entropy gave"""
+        self._given: tuple[torch.Tensor, torch.Tensor, float] | None = None
+        """rows, targets, and the factor of their sum"""
+        self._entered = False
+
+    def begin(self, hidden: Any) -> torch.Tensor:
+        """In the place of the head's call."""
+        if self._entered:
+            self._refuse("one call of the head", "two calls")
+        if not isinstance(hidden, torch.Tensor) or not hidden.is_floating_point():
+            self._refuse("a floating tensor as the input of the head", type(hidden).__name__)
+        self.hidden = hidden.view_as(hidden)
+        numbers = torch.arange(hidden[..., 0].numel(), device=hidden.device).view(*hidden.shape[:-1], 1)
+        self._logits.append(numbers)
+        torch._C._set_grad_enabled(True)  # also in an evaluation: it says what becomes of the loss
+        self.__enter__()  # type: ignore[no-untyped-call]
+        self._entered = True
+        return numbers
+
+    def end(self) -> None:
+        """After the run, also one that failed."""
+        if self._entered:
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not any(self._is_logits(one) for one in (*args, *kwargs.values())):
+            return func(*args, **kwargs)
+        if func is functional.cross_entropy:
+            return self._cross_entropy(*args, **kwargs)
+        if func in _AS_THEY_ARE:
+            return args[0]
+        name = getattr(func, "__name__", str(func))
+        owner = getattr(getattr(func, "__self__", None), "__name__", "")
+        if func in _ROW_VIEWS:
+            return self._view(func, args, kwargs)
+        if name == "__get__" and owner in ("shape", "dtype", "device", "ndim", "is_meta", "layout", "requires_grad"):
+            return self._shape(args[0]) if owner == "shape" else self._attribute(owner, func, args)
+        if func in (torch.Tensor.size, torch.Tensor.dim, torch.Tensor.is_floating_point):
+            return self._size(func, args, kwargs)
+        self._refuse("views of rows, and torch.nn.functional.cross_entropy", owner if name == "__get__" else name)
+
+    def _is_logits(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and any(value is one for one in self._logits)
+
+    def _attribute(self, name: str, func: Any, args: Any) -> Any:
+        assert self.hidden is not None
+        return self.hidden.dtype if name == "dtype" else func(*args)
+
+    def _shape(self, logits: torch.Tensor) -> torch.Size:
+        """As of whole logits."""
+        with torch._C.DisableTorchFunction():
+            return torch.Size([*logits.shape[:-1], self.head.vocabulary])
+
+    def _size(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func is torch.Tensor.is_floating_point:
+            return True
+        if func is torch.Tensor.dim:
+            return func(*args)
+        shape = self._shape(args[0])
+        where = args[1] if len(args) > 1 else kwargs.get("dim")
+        return shape if where is None else shape[where]
+
+    def _view(self, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
+        logits, *rest = args
+        kept = True
+        if func is torch.Tensor.__getitem__:
+            kept = _keeps_last(rest[0], logits.dim())
+        elif func in (torch.Tensor.flatten, torch.flatten):
+            start = rest[0] if rest else kwargs.get("start_dim", 0)
+            end = rest[1] if len(rest) > 1 else kwargs.get("end_dim", -1)
+            kept = end % logits.dim() < logits.dim() - 1 or start % logits.dim() == logits.dim() - 1
+        else:
+            sizes = list(rest[0] if len(rest) == 1 and isinstance(rest[0], (tuple, list)) else rest)
+            kept = not kwargs and bool(sizes) and sizes[-1] == self.head.vocabulary
+            rest = [*sizes[:-1], 1]
+        if not kept:
+            self._refuse("rows of the logits, with all of their columns", func.__name__)
+        made: torch.Tensor = func(logits, *rest, **kwargs)
+        self._logits.append(made)
+        return made
+
+    def _cross_entropy(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        given = _SIGNATURE.bind(*args, **kwargs)
+        given.apply_defaults()
+        logits, target = given.arguments["input"], given.arguments["target"]
+        for name, value in given.arguments.items():
+            usual = _SIGNATURE.parameters[name].default
+            if name in ("weight", "size_average", "reduce", "label_smoothing") and value != usual:
+                self._refuse(f"cross_entropy with {name}={usual}", value if name != "weight" else "weights")
+        reduction = given.arguments["reduction"]
+        if reduction not in ("mean", "sum"):
+            self._refuse('cross_entropy with reduction="mean" or "sum"', reduction)
+        if self._given is not None:
+            self._refuse("one cross entropy", "two")
+        if not self._is_logits(logits) or logits.dim() != 2 or target.dtype != torch.int64 or target.dim() != 1:
+            self._refuse("logits [N, vocabulary], and int64 targets [N]", f"{_form(logits)} and {_form(target)}")
+        assert self.hidden is not None
+        if len(target) != len(logits):
+            self._refuse(f"{len(logits)} targets, one for each row of logits", len(target))
+        counts = target != given.arguments["ignore_index"]
+        rows, targets = logits[:, 0][counts].contiguous(), target.to(logits.device)[counts].contiguous()
+        number = len(targets)
+        factor = 1.0 if reduction == "sum" else 1.0 / number if number > 0 else float("nan")
+        self._given = rows, targets, factor
+        self._loss = torch.zeros((), dtype=torch.float64, device=self.hidden.device, requires_grad=True)
+        return self._loss * 1.0
+
+    def found(self, loss: torch.Tensor | None) -> ToHead:
+        """`loss`: what the run returned."""
+        if self.hidden is None:
+            self._refuse("a model that calls its head", "no call")
+        if self._given is None or self._loss is None or not isinstance(loss, torch.Tensor):
+            self._refuse("torch.nn.functional.cross_entropy of the logits as the loss", "no call of it")
+        if loss.numel() != 1 or not _is_multiple(loss, self._loss):
+            self._refuse("a loss that is the cross entropy times a number, plus a number", "another function of it")
+        (factor,) = torch.autograd.grad(loss, self._loss, torch.ones_like(loss))
+        rows, targets, own = self._given
+        if not math.isfinite(loss.item()):
+            self._refuse("a loss that is finite where the cross entropy is 0", loss.item())
+        return ToHead(self.hidden, rows, targets, own * factor.item(), loss.item())
+
+    def _refuse(self, expected: str, got: object) -> NoReturn:
+        _refuse(f"{self.head.path}, what follows it", expected, str(got))
+
+
+_SIGNATURE = inspect.signature(functional.cross_entropy)
+
+
+def _form(value: Any) -> str:
+    with torch._C.DisableTorchFunction():
+        return f"{list(value.shape)} of {value.dtype}" if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+def _keeps_last(index: Any, dims: int) -> bool:
+    """Whether an index takes rows, and leaves the last dimension as it is."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    if any(one is Ellipsis for one in parts):
+        at = next(place for place, one in enumerate(parts) if one is Ellipsis)
+        behind = parts[at + 1 :]
+        if behind and not (isinstance(behind[-1], slice) and behind[-1] == slice(None)):
+            return False
+        parts = parts[:at] + behind[:-1]
+    elif len(parts) == dims and isinstance(parts[-1], slice) and parts[-1] == slice(None):
+        parts.pop()
+    used = sum(
+        0 if one is None else one.dim() if isinstance(one, torch.Tensor) and one.dtype == torch.bool else 1
+        for one in parts
+    )
+    return used < dims
+
+
+_LINEAR = ("AddBackward0", "DivBackward0", "MulBackward0", "NegBackward0", "SubBackward0", "SumBackward0",
+           "ToCopyBackward0", "ViewBackward0", "MeanBackward0", "ReshapeAliasBackward0", "SqueezeBackward0",
+           "UnsqueezeBackward0")  # fmt: skip
+
+
+def _is_multiple(loss: torch.Tensor, of: torch.Tensor) -> bool:
+    """Whether the graph of a loss leads to this one leaf alone, and once, through products with numbers and sums."""
+    node: Any = loss.grad_fn
+    while node is not None:
+        if node.name() == "torch::autograd::AccumulateGrad":
+            return bool(node.variable is of)
+        behind = [edge for edge, _ in node.next_functions if edge is not None]
+        if node.name() not in _LINEAR or len(behind) != 1:
+            return False
+        node = behind[0]
+    return False

@@ -1,0 +1,281 @@
+"""One rank of several that train models whose head the stages of a pipeline share; see pipe_test.py.
+
+pipe_head_rank.py CASE...
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from pipe_more_rank import SHARED_HEAD
+from pipe_rank import made
+from refusing import refused
+from tensor_models import VOCAB
+from torch import nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import zeroth
+from zeroth.pipe.runner import loss_of
+from zeroth.pipe.shared_head import find_head, run_to_head
+
+WORDS, WIDTH, MICRO, STEPS = 61, 8, 3, 2
+"""no number of stages divides the words"""
+WAYS = ("two_barriers", "one_barrier")
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tanh(self.linear(x))
+
+
+def layers(*, bias: bool = True, count: int = 8) -> nn.Sequential:
+    torch.manual_seed(2)
+    head = nn.Linear(WIDTH, WORDS, bias=bias)
+    return nn.Sequential(nn.Embedding(WORDS, WIDTH), *(Block() for _ in range(count)), head).double()
+
+
+def batch(step: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and labels, of which another number counts in each."""
+    generator = torch.Generator().manual_seed(100 * step + number)
+    tokens = torch.randint(WORDS, (2, 5 + number % 3), generator=generator)
+    labels = torch.randint(WORDS, tokens.shape, generator=generator)
+    return tokens, labels.masked_fill(torch.rand(tokens.shape, generator=generator) < 0.3 * (number % 3), -100)
+
+
+def mean(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(logits.view(-1, WORDS), labels.view(-1))
+
+
+def shifted_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """With the sizes that the logits say, in a module, divided by a number of the batch's, and with a constant."""
+    rows = logits[:, :-1].float() if logits.dtype == torch.float32 else logits[:, :-1].contiguous()
+    targets = labels[:, 1:].masked_fill(labels[:, 1:] == -100, 7).reshape(-1)
+    loss = nn.CrossEntropyLoss(ignore_index=7, reduction="sum")
+    return 0.5 * loss(rows.reshape(-1, rows.size(-1)), targets) / labels.shape[1] + 0.25
+
+
+def masked(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(logits[labels != -100], labels[labels != -100], reduction="sum") / 4
+
+
+def config_of(pp: int, way: str, schedule: str = "1f1b", stage: int = 1, **more: Any) -> dict[str, Any]:
+    return {
+        "zero_optimization": {"stage": stage},
+        "optimizer": {"type": "SGD", "params": {"lr": 0.5}},
+        "gradient_accumulation_steps": MICRO,
+        "zeroth": {"mesh": {"pp": pp}, "pipeline": {"schedule": schedule, "vocabulary": way}},
+        **more,
+    }
+
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def plain(model: nn.Module, loss_fn: Loss, own: int = 1) -> list[float]:
+    """Losses of one process, which changes the model."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    losses = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        total = 0.0
+        for number in range(MICRO * own):
+            tokens, labels = batch(step, number)
+            loss = loss_fn(model(tokens), labels) / (MICRO * own)
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        losses.append(total)
+    return losses
+
+
+def close(got: torch.Tensor | float, expected: torch.Tensor | float) -> bool:
+    return bool((torch.as_tensor(got) - torch.as_tensor(expected)).abs().max() < 1e-12)
+
+
+class Widths(TorchDispatchMode):
+    """The most columns that a matrix has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for one in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(one, torch.Tensor) and one.dim() == 2 and one.is_floating_point():
+                self.most = max(self.most, one.shape[1])
+        return result
+
+
+def train(pp: int, way: str, schedule: str, stage: int, loss_fn: Loss, *, bias: bool = True) -> None:
+    """Losses and weights of one process; the rows and logits of this stage alone."""
+    world = zeroth.World.from_environment()
+    model = layers(bias=bias)
+    alone = copy.deepcopy(model)
+    dp = world.size // pp
+    done = zeroth.pipeline(model, config_of(pp, way, schedule, stage), world=world, loss_fn=loss_fn)
+    engine = zeroth.Engine(model, config_of(pp, way, schedule, stage), world=world, log_level="warning")
+    rows = done.head.rows(pp)
+    assert sum(rows) == WORDS and max(rows) - min(rows) <= 1, rows
+    assert f"9, {rows[0]}, {rows[1]}" in str(done), str(done)
+    own, losses = world.rank % dp, []
+    with Widths() as seen:
+        for step in range(STEPS):
+            result, loss = engine.train_batch([batch(step, dp * number + own) for number in range(MICRO)])
+            assert result.committed
+            losses.append(loss)
+    assert seen.most == rows[done.stage], (seen.most, rows)
+    expected = plain(alone, loss_fn, dp)
+    assert all(map(close, losses, expected)), (way, schedule, stage, losses, expected)
+    weights = engine.state_dict(ranks=None)
+    for name, value in alone.state_dict().items():
+        assert close(weights[name], value), (way, schedule, stage, name, (weights[name] - value).abs().max())
+    with torch.no_grad():
+        mean_loss = sum(loss_fn(alone(batch(9, number)[0]), batch(9, number)[1]).item() for number in range(5)) / 5
+    assert close(engine.eval_batch([batch(9, number) for number in range(5)], micro_batches=5), mean_loss)
+    weighted = engine.eval_batch([batch(9, 0), batch(9, 1)], micro_batches=2, weights=[3.0, 1.0])
+    with torch.no_grad():
+        two = [loss_fn(alone(batch(9, number)[0]), batch(9, number)[1]).item() for number in range(2)]
+    assert close(weighted, (3 * two[0] + two[1]) / 4), (weighted, two)
+    report = engine.memory_report()
+    assert report.planned == report.measured_peak, (report.planned, report.measured_peak)
+    engine.close(keep_parameters=False)
+
+
+def two() -> None:
+    """Two stages."""
+    train(2, "two_barriers", "1f1b", 3, mean)
+    train(2, "one_barrier", "zb-h1", 1, shifted_sum)
+
+
+def more() -> None:
+    """More of the same."""
+    train(2, "two_barriers", "gpipe", 2, masked, bias=False)
+    train(2, "one_barrier", "1f1b", 0, mean)
+
+
+def four() -> None:
+    """Four stages, and two with two replicas."""
+    train(4, "two_barriers", "1f1b", 1, shifted_sum)
+    train(4, "one_barrier", "1f1b", 3, mean, bias=False)
+    train(2, "one_barrier", "zb-v", 3, masked)
+
+
+def grid() -> None:
+    """All schedules, ways and ZeRO stages."""
+    size = zeroth.World.from_environment().size
+    schedules = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipev")
+    for number, (schedule, way, stage) in enumerate(itertools.product(schedules, WAYS, range(4))):
+        train(size, way, schedule, stage, (mean, shifted_sum, masked)[number % 3], bias=number % 2 == 0)
+
+
+def transformers_loss() -> None:
+    """The loss that transformers computes, of labels in the batch, in float32."""
+    world = zeroth.World.from_environment()
+    model = made("llama", torch.float32, layers=2)
+    alone = copy.deepcopy(model)
+    engine = zeroth.Engine(model, config_of(2, "one_barrier"), world=world, log_level="warning")
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.5)
+    generator = torch.Generator().manual_seed(4)
+    for _ in range(STEPS):
+        tokens = [torch.randint(VOCAB, (2, 9), generator=generator) for _ in range(MICRO)]
+        optimizer.zero_grad()
+        total = sum(alone(input_ids=one, labels=one).loss / MICRO for one in tokens)
+        total.backward()
+        optimizer.step()
+        _, loss = engine.train_batch([{"input_ids": one, "labels": one} for one in tokens])
+        assert abs(loss - total.item()) < 1e-6 * 5, (loss, total.item())
+    for name, value in engine.state_dict(ranks=None).items():
+        assert (value - alone.state_dict()[name]).abs().max() < 1e-6, name
+    engine.close(keep_parameters=False)
+
+
+def refusals() -> None:
+    """By name, and before the model is changed, or in the first step where it is the loss."""
+    world = zeroth.World.from_environment()
+    config = config_of(2, "two_barriers")
+
+    def cut(model: nn.Module, loss_fn: Loss | None = mean, text: str = "", **more: Any) -> None:
+        with refused("MODEL", "the stages of a pipeline cannot share the head of this model.*" + text):
+            zeroth.pipeline(model, config, world=world, loss_fn=loss_fn, **more)
+
+    cut(layers(), None, "no loss_fn")
+    cut(nn.Sequential(*layers()[:-1]), mean, "an nn.Linear as the last layer")
+    tied = layers()
+    tied[9].weight = tied[0].weight
+    cut(tied, mean, "9.weight; expected: a weight that the head alone uses; got: one that is tied: of the layers 0, 9")
+    hooked = layers()
+    hooked[9].register_forward_hook(lambda *_: None)
+    cut(hooked, mean, "no hooks")
+    cut(nn.Sequential(*layers()[:-1], nn.Linear(WIDTH, 1).double()), mean, "2 rows or more")
+    cut(made("qwen2", layers=2), None, "lm_head.weight")  # its head is its embedding
+    losses: list[tuple[Loss, str]] = [
+        (lambda logits, labels: mean(torch.softmax(logits, -1), labels), "softmax"),
+        (lambda logits, labels: functional.cross_entropy(logits[..., :9].view(-1, 9), labels.view(-1)), "__getitem__"),
+        (lambda logits, labels: functional.cross_entropy(logits.flatten(), labels.flatten()), "flatten"),
+        (lambda logits, labels: mean(logits, labels) ** 2, "another function of it"),
+        (lambda logits, labels: mean(logits, labels) + mean(logits, labels), "two"),
+        (lambda logits, labels: functional.cross_entropy(logits.view(-1, WORDS), labels.view(-1), label_smoothing=0.1),
+         "label_smoothing"),
+        (lambda logits, labels: logits.sum(), "sum"),
+        (lambda logits, labels: torch.zeros(()), "no call of it"),
+    ]  # fmt: skip
+    for loss_fn, text in losses:
+        chain = zeroth.pipe.chain_of(layers(), loss_fn=loss_fn)
+        head = find_head(chain, 2)
+        with refused("MODEL", "cannot share the head of this model.*9, what follows it.*" + text):
+            run_to_head(chain, head, 0, None, batch(0, 0), loss_of)
+    for loss_fn in (mean, shifted_sum, masked):
+        chain = zeroth.pipe.chain_of(layers(), loss_fn=loss_fn)
+        tokens, labels = batch(0, 1)
+        run = run_to_head(chain, find_head(chain, 2), 0, None, (tokens, labels), loss_of)
+        logits = chain.model[9](run.hidden).flatten(0, 1)[run.rows]
+        total = functional.cross_entropy(logits, run.targets, reduction="sum")
+        assert close(run.factor * total + run.constant, loss_fn(chain.model(tokens), labels))
+
+
+def own_programs() -> None:
+    """One of the caller's own says how the head is shared, and agrees with the configuration."""
+    world = zeroth.World.from_environment()
+    config = {**config_of(2, "whole"), "gradient_accumulation_steps": 1}
+    model = layers()
+    alone = copy.deepcopy(model)
+    done = zeroth.pipeline(model, config, world=world, loss_fn=mean, program=SHARED_HEAD)
+    assert done.program == SHARED_HEAD and done.head is not None
+    engine = zeroth.Engine(model, config, world=world, log_level="warning")
+    tokens, labels = batch(0, 1)
+    assert close(engine.train_batch([(tokens, labels)])[1], mean(alone(tokens), labels).item())
+    engine.close(keep_parameters=False)
+    other = {**config_of(2, "one_barrier"), "gradient_accumulation_steps": 1}
+    with refused("USAGE", "share the head in different ways.*expected: two_barriers; got: one_barrier"):
+        zeroth.pipeline(layers(), other, world=world, loss_fn=mean, program=SHARED_HEAD)
+
+
+def outputs_are_refused() -> None:
+    world = zeroth.World.from_environment()
+    model = layers()
+    zeroth.pipeline(model, config_of(2, "one_barrier"), world=world, loss_fn=mean)
+    engine = zeroth.Engine(model, config_of(2, "one_barrier"), world=world, log_level="warning")
+    with refused("USAGE", "no stage has the logits of all rows of the head"):
+        engine.outputs(batch(0, 0))
+    engine.close(keep_parameters=False)
+
+
+def main() -> None:
+    for case in sys.argv[1:]:
+        globals()[case]()
+        print(f"{case}: ok", flush=True)
+
+
+if __name__ == "__main__":
+    main()
