@@ -99,8 +99,10 @@ void bind_core(py::module_& module) {
                                keys["chunks"] = config.pipeline.chunks;
                                keys["split"] = config.pipeline.split;
                                keys["scatter"] = config.pipeline.scatter;
-                               keys["unshard"] = keeps_parameters(config) ? "step" : "micro_batch";
+                               keys["unshard"] = unshard_of(config);
                                keys["vocabulary"] = config.pipeline.vocabulary;
+                               keys["recompute"] = config.pipeline.recompute;
+                               keys["checkpoint_interval"] = config.pipeline.checkpoint_interval;
                                return keys;
                              })
       .def_property_readonly("activations",

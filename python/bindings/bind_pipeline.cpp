@@ -12,6 +12,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -33,15 +34,20 @@ Tensors to_python(const std::vector<at::Tensor>& tensors) {
   return result;
 }
 
-/// A forward of Python, which is called with the GIL and goes with it.
-libtorch::ChunkForward forward_of(py::function function) {
-  const std::shared_ptr<py::function> owned(new py::function(std::move(function)), [](py::function* held) {
+/// A function of Python that goes with the GIL.
+std::shared_ptr<py::object> owned(py::object function) {
+  return {new py::object(std::move(function)), [](py::object* held) {
+            const py::gil_scoped_acquire gil;
+            delete held;
+          }};
+}
+
+/// A forward of Python, which is called with the GIL.
+libtorch::ChunkForward forward_of(py::object function) {
+  if (function.is_none()) return {};
+  return [held = owned(std::move(function))](int chunk, int micro_batch, ChunkValues inputs) {
     const py::gil_scoped_acquire gil;
-    delete held;
-  });
-  return [owned](int chunk, int micro_batch, ChunkValues inputs) {
-    const py::gil_scoped_acquire gil;
-    const auto [tensors, structure] = (*owned)(chunk, micro_batch, to_python(inputs.tensors), inputs.structure)
+    const auto [tensors, structure] = (*held)(chunk, micro_batch, to_python(inputs.tensors), inputs.structure)
                                           .cast<std::pair<Tensors, std::string>>();
     ChunkValues values{.structure = structure};
     for (const std::optional<at::Tensor>& tensor : tensors) values.tensors.push_back(tensor.value_or(at::Tensor()));
@@ -49,15 +55,37 @@ libtorch::ChunkForward forward_of(py::function function) {
   };
 }
 
+std::function<std::vector<at::Tensor>(int)> buffers_of(py::object function) {
+  if (function.is_none()) return {};
+  return [held = owned(std::move(function))](int chunk) {
+    const py::gil_scoped_acquire gil;
+    return (*held)(chunk).cast<std::vector<at::Tensor>>();
+  };
+}
+
+std::function<void(const Action&)> move_of(py::object function) {
+  if (function.is_none()) return {};
+  return [held = owned(std::move(function))](const Action& action) {
+    const py::gil_scoped_acquire gil;
+    (*held)(action.kind == ActionKind::kFlush, action.chunk, action.micro_batch);
+  };
+}
+
 std::string make_program(const std::string& schedule, int ranks, int micro_batches, int chunks,
-                         const std::string& unshard, bool step, const std::string& vocabulary) {
+                         const std::string& unshard, bool step, bool recompute, bool offload,
+                         const std::string& vocabulary) {
   const StepProgram program =
       make_schedule(schedule, {.ranks = ranks, .micro_batches = micro_batches, .chunks_per_rank = chunks});
-  return to_text(lower(program, {.gathers = unshard == "step" ? Gathers::kKept : Gathers::kNone,
+  const std::map<std::string, Gathers> gathers{
+      {"none", Gathers::kNone}, {"micro_batch", Gathers::kPerMicroBatch}, {"step", Gathers::kKept}};
+  const std::map<std::string, Vocabulary> vocabularies{{"whole", Vocabulary::kNone},
+                                                       {"two_barriers", Vocabulary::kTwoBarriers},
+                                                       {"one_barrier", Vocabulary::kOneBarrier}};
+  return to_text(lower(program, {.gathers = gathers.at(unshard),
                                  .step = step,
-                                 .vocabulary = vocabulary == "two_barriers"  ? Vocabulary::kTwoBarriers
-                                               : vocabulary == "one_barrier" ? Vocabulary::kOneBarrier
-                                                                             : Vocabulary::kNone}));
+                                 .recompute = recompute,
+                                 .offload_activations = offload,
+                                 .vocabulary = vocabularies.at(vocabulary)}));
 }
 
 std::optional<Communicator> communicator_of(const py::object& group) {
@@ -85,35 +113,43 @@ void bind_pipeline(py::module_& module) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
   module.def("schedule_names", &schedule_names);
   module.def("make_program", &make_program, py::arg("schedule"), py::arg("ranks"), py::arg("micro_batches"),
-             py::arg("chunks") = 0, py::arg("unshard") = "micro_batch", py::arg("step") = true,
-             py::arg("vocabulary") = "whole");
+             py::arg("chunks") = 0, py::arg("unshard") = "none", py::arg("step") = true, py::arg("recompute") = false,
+             py::arg("offload") = false, py::arg("vocabulary") = "whole");
   module.def("verify_program", [](const std::string& text) { verify(parse_program(text)); }, py::arg("text"));
   module.def(
       "runnable_program",
-      [](const std::string& text, int stages, int micro_batches) {
+      [](const std::string& text, int stages, int micro_batches, bool keeps) {
         const StepProgram program = parse_program(text);
         libtorch::require_runnable(program, stages, micro_batches);
+        if (!keeps) libtorch::require_short_spans(program);
         return to_text(program);
       },
-      py::arg("text"), py::arg("stages"), py::arg("micro_batches"));
+      py::arg("text"), py::arg("stages"), py::arg("micro_batches"), py::arg("keeps"));
   module.def(
       "rank_of_chunk", [](const std::string& text) { return parse_program(text).rank_of_chunk; }, py::arg("text"));
 
   py::class_<Pipeline>(module, "Pipeline")
       .def(py::init([](const py::object& engine, const py::object& stages, const std::string& program,
-                       std::vector<std::vector<int>> units, py::function forward, const py::object& copies,
-                       std::map<std::string, int> buffer_owners, std::optional<SplitHead> head) {
-             return std::make_unique<Pipeline>(engine_base_of(engine), rank_group_of(stages).communicator(),
-                                               libtorch::PipelineOptions{.program = parse_program(program),
-                                                                         .units = std::move(units),
-                                                                         .forward = forward_of(std::move(forward)),
-                                                                         .buffer_owners = std::move(buffer_owners),
-                                                                         .copies = communicator_of(copies),
-                                                                         .head = head_of(std::move(head))});
+                       std::vector<std::vector<int>> units, py::object forward, const py::object& copies,
+                       std::map<std::string, int> buffer_owners, py::object forward_alone, py::object buffers,
+                       py::object move, std::shared_ptr<libtorch::SavedTensors> saved, std::optional<SplitHead> head) {
+             return std::make_unique<Pipeline>(
+                 engine_base_of(engine), rank_group_of(stages).communicator(),
+                 libtorch::PipelineOptions{.program = parse_program(program),
+                                           .units = std::move(units),
+                                           .forward = forward_of(std::move(forward)),
+                                           .forward_alone = forward_of(std::move(forward_alone)),
+                                           .buffers = buffers_of(std::move(buffers)),
+                                           .move = move_of(std::move(move)),
+                                           .saved = std::move(saved),
+                                           .buffer_owners = std::move(buffer_owners),
+                                           .copies = communicator_of(copies),
+                                           .head = head_of(std::move(head))});
            }),
            py::arg("engine"), py::arg("stages"), py::arg("program"), py::arg("units"), py::arg("forward"),
            py::arg("copies") = py::none(), py::arg("buffer_owners") = std::map<std::string, int>(),
-           py::arg("head") = py::none(), py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
+           py::arg("forward_alone") = py::none(), py::arg("buffers") = py::none(), py::arg("move") = py::none(),
+           py::arg("saved") = py::none(), py::arg("head") = py::none(), py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
       .def("train_batch",
            [](Pipeline& self) {
              const Pipeline::Result result = [&] {
@@ -153,6 +189,8 @@ void bind_pipeline(py::module_& module) {
              values["received_bytes"] = report.received_bytes;
              values["descriptions"] = report.descriptions;
              values["live_peak"] = report.live_peak;
+             values["kept_peak_bytes"] = report.kept_peak_bytes;
+             values["recomputed"] = report.recomputed;
              values["weights_deferred"] = report.weights_deferred;
              values["weights_whole"] = report.weights_whole;
              return values;

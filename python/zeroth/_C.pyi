@@ -305,7 +305,8 @@ class Config:
         """Micro-steps of a step: gradient_accumulation_steps, or what the batch sizes leave."""
     @property
     def pipeline(self) -> dict[str, Any]:
-        """The keys of zeroth.pipeline: schedule, chunks, split; unshard: "step" only if the program says when."""
+        """The keys of zeroth.pipeline: schedule, chunks, split, recompute, checkpoint_interval; unshard: "none" where
+        parameters are whole all the time."""
     @property
     def gradient_accumulation_steps(self) -> int | None: ...
     @property
@@ -1041,18 +1042,21 @@ def make_program(
     ranks: int,
     micro_batches: int,
     chunks: int = 0,
-    unshard: str = "micro_batch",
+    unshard: str = "none",
     step: bool = True,
+    recompute: bool = False,
+    offload: bool = False,
     vocabulary: str = "whole",
 ) -> str:
-    """What each rank of a pipeline does in a step, as text. `chunks`: on each rank, 0: as few as the schedule needs."""
+    """What each rank of a pipeline does in a step, as text. `chunks`: on each rank, 0: as few as the schedule needs.
+    `unshard`: as Config.pipeline has it."""
 
 def verify_program(text: str) -> None:
     """Raises Error USAGE, with the ranks and actions in conflict, for a program that must not run."""
 
-def runnable_program(text: str, stages: int, micro_batches: int) -> str:
+def runnable_program(text: str, stages: int, micro_batches: int, keeps: bool) -> str:
     """The program, as make_program() writes it. Raises Error USAGE, with the reason, for one that no pipeline of so
-    many stages and micro-batches runs."""
+    many stages and micro-batches runs. `keeps`: parameters may stay gathered for several micro-batches."""
 
 def rank_of_chunk(text: str) -> list[int]:
     """The rank that has each chunk of a program."""
@@ -1069,6 +1073,11 @@ class Pipeline:
         forward: Callable[[int, int, list[torch.Tensor | None], str], tuple[list[torch.Tensor | None], str]],
         copies: Communicator | None = None,
         buffer_owners: Mapping[str, int] = ...,
+        forward_alone: Callable[[int, int, list[torch.Tensor | None], str], tuple[list[torch.Tensor | None], str]]
+        | None = None,
+        buffers: Callable[[int], list[torch.Tensor]] | None = None,
+        move: Callable[[bool, int, int], None] | None = None,
+        saved: SavedTensors | None = None,
         head: tuple[int, torch.Tensor, torch.Tensor | None, list[int]] | None = None,
     ) -> None: ...
     def train_batch(self) -> tuple[StepResult, float]: ...

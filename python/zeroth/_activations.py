@@ -60,6 +60,11 @@ class ActivationOffload:
         """These tensors, and views of them, are never moved: parameters that live anyway."""
         self._tensors.keep(list(tensors))
 
+    @property
+    def tensors(self) -> _C.SavedTensors:
+        """Where they go."""
+        return self._tensors
+
     def of_all(self) -> "ActivationOffload":
         """With the same files and counters, for every saved tensor."""
         return ActivationOffload(self._tensors, "all")

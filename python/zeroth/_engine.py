@@ -986,9 +986,10 @@ _NOT_TAKEN = {
 def _of_layer_list(model: nn.Module, config: _C.Config, world: _C.World) -> _C.Config:
     """The configuration with the stages that the model asks for. Without stages all layers of a list are built."""
     from zeroth.pipe.layer_list import LayerList  # it needs what this module needs
-    from zeroth.pipe.module_stages import with_stages
+    from zeroth.pipe.module_stages import set_interval, with_stages
 
     config = with_stages(model, config)
+    set_interval(model, config)
     if isinstance(model, LayerList) and config.mesh(world.size).get("pp", 1) == 1:
         model.build(0, len(model))
     return config

@@ -147,7 +147,7 @@ void require_committed(const CommitVote& vote, const StepResult& result) {
 }
 
 bool Engine::updates_early() const {
-  const bool last = micro_step_ + 1 == settings_.micro_steps && forwards_.empty();
+  const bool last = micro_step_ + 1 == settings_.micro_steps && gathers_.empty();
   return last && !early_->has_absent && !early_->is_torn && early_->terms.has_value();
 }
 

@@ -400,15 +400,15 @@ StepResult Engine::step() {
   return result;
 }
 
-void Engine::steer(std::vector<int> forwards) {
-  ZR_ASSERT(forwards.size() == layout_.units.size(), "a number of forwards for each unit");
+void Engine::steer(std::vector<int> gathers) {
+  ZR_ASSERT(gathers.size() == layout_.units.size(), "a number of gathers for each unit");
   ZR_CHECK(!settings_.update.inside_backward, ErrorCode::kConfig,
            "an update inside backward where backwards come in parts",
            {.where = "engine",
             .which = "/zeroth/update/inside_backward",
             .expected = "no pipeline",
             .hint = "leave it out: stages sum their gradients at the end of the step"});
-  forwards_ = std::move(forwards);
+  gathers_ = std::move(gathers);
   for (const auto& group : groups_) group->gradients().steer(group->spans_stages());
 }
 
@@ -442,6 +442,13 @@ void Engine::give_back(int unit) {
     const auto [group, index] = at(part);
     group.uses().give_back(index);
   }
+}
+
+bool Engine::holds(int unit) const {
+  return std::ranges::any_of(parts_of(unit), [this](const PartIndex part) {
+    const auto [group, index] = at(part);
+    return group.uses().holds(index);
+  });
 }
 
 CommitVote Engine::cast_vote(bool idle, bool discards) {
@@ -815,17 +822,17 @@ MemoryReport Engine::memory_report() const {
   return report;
 }
 
-std::vector<int> Engine::forwards_of(const ShardGroup& group) const {
-  std::vector<int> forwards;
-  if (forwards_.empty()) return forwards;
-  for (const int unit : group.part().units) forwards.push_back(forwards_[static_cast<std::size_t>(unit)]);
-  return forwards;
+std::vector<int> Engine::gathers_of(const ShardGroup& group) const {
+  std::vector<int> gathers;
+  if (gathers_.empty()) return gathers;
+  for (const int unit : group.part().units) gathers.push_back(gathers_[static_cast<std::size_t>(unit)]);
+  return gathers;
 }
 
 WireBytes Engine::planned_wire() const {
   WireBytes wire;
   for (const auto& group : groups_)
-    wire += plan_wire(group->layout(), group->spec().plan, group->rank(), settings_.micro_steps, forwards_of(*group));
+    wire += plan_wire(group->layout(), group->spec().plan, group->rank(), settings_.micro_steps, gathers_of(*group));
   return wire;
 }
 
@@ -849,7 +856,7 @@ TransferReport Engine::transfer_report() const {
   for (const BlockSet set : kBlockSets) {
     FileTraffic planned;
     for (const auto& group : groups_)
-      planned += group->planned_file_traffic(set, optimizer_->states(), settings_.micro_steps, forwards_of(*group));
+      planned += group->planned_file_traffic(set, optimizer_->states(), settings_.micro_steps, gathers_of(*group));
     if (planned.read_bytes + planned.write_bytes > 0) report.rows[static_cast<std::size_t>(set)].planned = planned;
   }
   const auto has_files = [this](const TransferRow& row) {

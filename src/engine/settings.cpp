@@ -125,11 +125,15 @@ int micro_steps_of(const Config& config, int world) {
                                 : config.gradient_accumulation_steps.value_or(1));
 }
 
-bool keeps_parameters(const Config& config) {
+std::string_view unshard_of(const Config& config) {
   ShardingPlan plan = plan_of(config.zero, {"dp"});
   plan.residency = residency_of(config.offload);
-  return config.mesh.pp > 1 && plan.gathers_parameters() &&
-         (config.pipeline.unshard == "step" || config.zero.reshard == Reshard::kNone);
+  if (config.mesh.pp <= 1 || !plan.gathers_parameters()) return "none";
+  return config.pipeline.unshard == "step" || config.zero.reshard == Reshard::kNone ? "step" : "micro_batch";
+}
+
+bool keeps_parameters(const Config& config) {
+  return unshard_of(config) == "step";
 }
 
 EngineSettings make_settings(const Config& config, RankCount ranks, std::vector<GroupHyper> groups) {

@@ -313,8 +313,8 @@ std::uint64_t ShardGroup::planned_files(std::span<const StateDeclaration> states
 }
 
 FileTraffic ShardGroup::planned_file_traffic(BlockSet set, std::span<const StateDeclaration> states, int micro_steps,
-                                             std::span<const int> forwards) const {
-  return plan_file_traffic(layout(), spec_.plan, rank_, states, micro_steps, set, forwards);
+                                             std::span<const int> gathers) const {
+  return plan_file_traffic(layout(), spec_.plan, rank_, states, micro_steps, set, gathers);
 }
 
 TierTable ShardGroup::planned_tiers(std::span<const StateDeclaration> states, int micro_steps,

@@ -131,7 +131,7 @@ class ShardGroup {
   [[nodiscard]] std::uint64_t planned_files(std::span<const StateDeclaration> states, int micro_steps,
                                             std::size_t stripe_bytes) const;
   [[nodiscard]] FileTraffic planned_file_traffic(BlockSet set, std::span<const StateDeclaration> states,
-                                                 int micro_steps, std::span<const int> forwards) const;
+                                                 int micro_steps, std::span<const int> gathers) const;
   [[nodiscard]] TierTable planned_tiers(std::span<const StateDeclaration> states, int micro_steps,
                                         std::size_t stripe_bytes) const;
   [[nodiscard]] std::uint64_t resident_bytes() const { return memory_->resident_bytes(); }

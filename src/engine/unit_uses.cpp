@@ -69,6 +69,11 @@ void UnitUses::give_back(int unit) noexcept {
   use.asked.reset();
 }
 
+bool UnitUses::holds(int unit) const {
+  const Use& use = of(unit);
+  return !use.forward.empty() || use.kept || use.backward || use.asked;
+}
+
 void UnitUses::end_backward() {
   for (Use& use : uses_) {
     use.kept.reset();

@@ -25,6 +25,7 @@ class UnitUses {
   /// See Engine::keep_gathered().
   void keep(int unit);
   void give_back(int unit) noexcept;
+  [[nodiscard]] bool holds(int unit) const;
 
   /// What is kept from forward to backward.
   void release_kept();

@@ -54,6 +54,10 @@ Action parse_action(std::string_view text) {
                .expected = "a chunk, an action and a micro-batch, as 2F0, 2SEND_F0, 0UNSHARD or STEP"});
 }
 
+bool reads_parameters(ActionKind kind) noexcept {
+  return kind == ActionKind::kRecompute || (is_computation(kind) && kind != ActionKind::kBackwardWeight);
+}
+
 bool is_computation(ActionKind kind) noexcept {
   return kind == ActionKind::kForward || is_backward(kind);
 }

@@ -34,7 +34,7 @@ std::optional<Refutation> refute_gathers(const StepProgram& program, int rank) {
                        last[action.chunk], gathers ? chunk + "RESHARD before it" : chunk + "UNSHARD before it");
       whole[action.chunk] = gathers;
       last[action.chunk] = place;
-    } else if ((is_computation(action.kind) || action.kind == ActionKind::kRecompute) && !is_whole) {
+    } else if (reads_parameters(action.kind) && !is_whole) {
       return refuted("a chunk computes without its parameters", place, last[action.chunk], chunk + "UNSHARD before it");
     }
   }

@@ -10,10 +10,6 @@
 namespace zeroth {
 namespace {
 
-bool needs_parameters(ActionKind kind) {
-  return is_computation(kind) || kind == ActionKind::kRecompute;
-}
-
 /// Where actions that come before the last action of `list` begin: its receives of the same chunk belong to it.
 std::size_t begin_of_last(const std::vector<Action>& list) {
   std::size_t begin = list.size() - 1;
@@ -33,7 +29,7 @@ std::vector<Action> gather_around_each(const std::vector<Action>& actions) {
     const bool belongs = same || (is_send(action.kind) && action.chunk == open.chunk);
     if (!belongs) close();
     result.push_back(action);
-    if (!needs_parameters(action.kind) || same) continue;
+    if (!reads_parameters(action.kind) || same) continue;
     open = action;
     result.insert(result.begin() + static_cast<std::ptrdiff_t>(begin_of_last(result)),
                   {.kind = ActionKind::kUnshard, .chunk = action.chunk});
@@ -45,7 +41,7 @@ std::vector<Action> gather_around_each(const std::vector<Action>& actions) {
 std::vector<Action> gather_once(const std::vector<Action>& actions, const std::vector<int>& own_chunks) {
   std::vector<Action> result = actions;
   for (const int chunk : own_chunks) {
-    const auto uses = [&](const Action& action) { return needs_parameters(action.kind) && action.chunk == chunk; };
+    const auto uses = [&](const Action& action) { return reads_parameters(action.kind) && action.chunk == chunk; };
     const auto last = std::ranges::find_if(result.rbegin(), result.rend(), uses);
     if (last == result.rend()) continue;
     auto end = last.base();

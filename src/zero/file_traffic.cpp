@@ -26,7 +26,7 @@ std::uint64_t updated_parts(const StateBlock& block, const Range& updated, std::
 
 FileTraffic plan_file_traffic(const ModelLayout& model, const ShardingPlan& plan, int rank,
                               std::span<const StateDeclaration> states, int micro_steps, BlockSet set,
-                              std::span<const int> forwards) {
+                              std::span<const int> gathers) {
   const std::vector<StateRow> rows = state_table(model, plan, rank, states, micro_steps);
   const std::vector<StateBlock> of_updates = state_blocks(rows, plan.residency, BlockSet::kUpdates);
   FileTraffic traffic;
@@ -38,7 +38,7 @@ FileTraffic plan_file_traffic(const ModelLayout& model, const ShardingPlan& plan
   for (const StateBlock& block : state_blocks(rows, plan.residency, set)) {
     const FlatLayout& flat = model.flat(block.flat);
     const std::uint64_t bytes = in_files(block);
-    traffic.read_bytes += bytes * planned_gathers(model, plan, flat.unit, micro_steps, forwards);
+    traffic.read_bytes += bytes * planned_gathers(model, plan, flat.unit, micro_steps, gathers);
     if (!flat.trainable) continue;
     const Range updated = flat.part(rank, degrees.optimizer);
     const std::uint64_t parts = updated_parts(block, updated, of_updates);

@@ -22,7 +22,7 @@ struct WireCounts {
 
 /// A step's calls, counted.
 WireBytes wire_of(const ModelLayout& model, const ShardingPlan& plan, int micro_steps, const WireCounts& count,
-                  std::span<const int> forwards = {}) {
+                  std::span<const int> gathers = {}) {
   WireBytes wire;
   const Degrees degrees = plan.degrees(model.world);
   const auto steps = static_cast<std::uint64_t>(micro_steps);
@@ -30,8 +30,8 @@ WireBytes wire_of(const ModelLayout& model, const ShardingPlan& plan, int micro_
   for (std::size_t index = 0; index < model.flats.size(); ++index) {
     const FlatLayout& flat = model.flats[index];
     if (plan.gathers_parameters()) {
-      const std::uint64_t gathers = planned_gathers(model, plan, flat.unit, micro_steps, forwards);
-      wire.gather_parameters += array_bytes(count.gather(flat, degrees.parameter, 1), flat.dtype) * gathers;
+      wire.gather_parameters += array_bytes(count.gather(flat, degrees.parameter, 1), flat.dtype) *
+                                planned_gathers(model, plan, flat.unit, micro_steps, gathers);
     }
     if (!flat.trainable) continue;
     wire.reduce_gradients += count.reduce(flat, degrees.gradient, 1, dtypes[index]) *
@@ -140,12 +140,11 @@ bool keeps_gathered(const ModelLayout& model, const ShardingPlan& plan, int unit
 }
 
 std::uint64_t planned_gathers(const ModelLayout& model, const ShardingPlan& plan, int unit, int micro_steps,
-                              std::span<const int> forwards) {
+                              std::span<const int> gathers) {
   if (!plan.gathers_parameters()) return 0;
-  const std::uint64_t uses =
-      forwards.empty() ? 1 : static_cast<std::uint64_t>(forwards[static_cast<std::size_t>(unit)]);
-  if (plan.reshard == Reshard::kStep) return std::min<std::uint64_t>(uses, 1);
-  return static_cast<std::uint64_t>(micro_steps) * uses * (keeps_gathered(model, plan, unit) ? 1 : 2);
+  if (!gathers.empty()) return static_cast<std::uint64_t>(gathers[static_cast<std::size_t>(unit)]);
+  if (plan.reshard == Reshard::kStep) return 1;
+  return static_cast<std::uint64_t>(micro_steps) * (keeps_gathered(model, plan, unit) ? 1 : 2);
 }
 
 SlotTable gathered_slots(const ModelLayout& model, const ShardingPlan& plan) {
@@ -238,7 +237,7 @@ MemorySnapshot plan_memory(const ModelLayout& model, const ShardingPlan& plan, i
 }
 
 WireBytes plan_wire(const ModelLayout& model, const ShardingPlan& plan, int rank, int micro_steps,
-                    std::span<const int> forwards) {
+                    std::span<const int> gathers) {
   return wire_of(model, plan, micro_steps,
                  {.gather = [rank](const FlatLayout& flat, int from,
                                    int to) { return flat.part(rank, to).size() - flat.part(rank, from).size(); },
@@ -248,7 +247,7 @@ WireBytes plan_wire(const ModelLayout& model, const ShardingPlan& plan, int rank
                         return array_bytes(flat.part(rank, from).size(), dtype) *
                                static_cast<std::uint64_t>(from / to - 1);
                       }},
-                 forwards);
+                 gathers);
 }
 
 WireBytes plan_far_wire(const ModelLayout& model, const ShardingPlan& plan, int rank, int micro_steps,

@@ -155,6 +155,10 @@ class Engines(job.RankTest):
                  "one_stage", "measured", "programs", "refusals")  # fmt: skip
         self.run_well(2, "pipe_more_rank.py", *cases)
 
+    def test_programs_with_more_actions_have_the_bits_of_the_plain_one(self) -> None:
+        self.run_well(2, "pipe_actions_rank.py", "recomputed", "moved", "cut")
+        self.run_well(4, "pipe_actions_rank.py", "gathered")
+
     def test_layers_of_every_kind_train_in_two_stages(self) -> None:
         self.run_well(2, "pipe_values_rank.py", "dicts", "stashes", "convolutions", "overflow")
 

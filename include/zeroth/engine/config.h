@@ -101,6 +101,11 @@ struct PipelineConfig {
   bool scatter = false;  ///< ranks of tp each send a slice of what they have alike, for stages on different nodes
   std::string unshard = "micro_batch";  ///< stage 3: how long a stage keeps gathered parameters: "micro_batch", "step"
   std::string vocabulary = "whole";     ///< the head: on the last stage, or rows on all: "two_barriers", "one_barrier"
+  bool recompute = false;               ///< a chunk keeps its input, and its forward runs again before its backward
+  /// DeepSpeed's "pipeline.activation_checkpoint_interval": layers of a PipelineModule that are recomputed together;
+  /// for other models more than 0 is `recompute`.
+  int checkpoint_interval = 0;
+  [[nodiscard]] bool recomputes_chunks() const { return recompute || checkpoint_interval > 0; }
 };
 
 /// Sections "zero_optimization.offload_optimizer" and "offload_param", "aio", and "zeroth.offload".

@@ -250,8 +250,8 @@ class Engine {
 
   /// For a front end that runs the backwards of a step's micro-steps in parts and in an order of its own, as a pipeline
   /// does: it says before each backward what it is of, and step_all() ends the step. Before the first forward.
-  /// `forwards`: of each unit in a micro-step, for planned_wire().
-  void steer(std::vector<int> forwards);
+  /// `gathers`: of each unit in a step, for planned_wire().
+  void steer(std::vector<int> gathers);
   struct BackwardPart {
     int micro_step = 0;  ///< for what is said of a gradient
     /// It brings the last gradients that they have in a micro-step; with ReductionPolicy::kPerMicroStep their reduction
@@ -269,6 +269,8 @@ class Engine {
   /// must be given back.
   void keep_gathered(int unit);
   void give_back(int unit);
+  /// Some forward, backward or caller has the unit gathered now.
+  [[nodiscard]] bool holds(int unit) const;
 
   /// Drops the gradients since the last step(), as zero_grad() does in torch. Collective and blocking if
   /// has_gradients(); otherwise it does nothing. Throws kUsage in the middle of an accumulation, because earlier
@@ -454,7 +456,7 @@ class Engine {
   void look_at_files() const;
   [[nodiscard]] TransferTotals transfer_totals() const;
   /// Of the group's units, where the front end has said it (steer()); else empty.
-  [[nodiscard]] std::vector<int> forwards_of(const ShardGroup& group) const;
+  [[nodiscard]] std::vector<int> gathers_of(const ShardGroup& group) const;
   /// For waits that are not for ranks. Throws the verdict of the control plane, and if a rank has stopped or is lost.
   void look_after_others();
   [[nodiscard]] Kernels& host_kernels() const { return host_kernels_ ? *host_kernels_ : *kernels_; }
@@ -586,7 +588,7 @@ class Engine {
   bool parted_ = false;             ///< see together()
   std::uint64_t forward_seq_ = 0;
   int micro_step_ = 0;
-  std::vector<int> forwards_{};  ///< see steer()
+  std::vector<int> gathers_{};  ///< see steer()
   bool had_backward_ = false;
   bool backward_failed_ = false;
   std::int64_t committed_steps_ = 0;

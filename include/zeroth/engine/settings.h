@@ -5,6 +5,7 @@
 #include <zeroth/engine/config.h>
 #include <zeroth/engine/engine.h>
 
+#include <string_view>
 #include <vector>
 
 namespace zeroth {
@@ -27,6 +28,9 @@ struct RankCount {
 
 /// True if the stages of a pipeline gather their parameters once a step, and the program says when.
 [[nodiscard]] bool keeps_parameters(const Config& config);
+
+/// When the program of a pipeline gathers the parameters of a chunk: "none", "micro_batch" or "step".
+[[nodiscard]] std::string_view unshard_of(const Config& config);
 
 /// `groups`: the parameter groups in order. The thread count is config.runtime.threads, or this rank's share of its
 /// host's cores if that is 0. Throws kConfig if the batch sizes do not fit the world.

@@ -5,7 +5,9 @@
 //     B   gradients of the outputs -> autograd -> gradients of the inputs; the engine takes those of parameters
 //     I,W the same in two parts: what the chunk before waits for, and the gradients of the weights
 //     SEND_*, RECV_*   values between ranks, by StageLinks; sends go on while this rank computes
-//     UNSHARD, RESHARD a chunk's units stay gathered in between
+//     RECOMPUTE        F again, with the graph that B needs: F itself keeps its inputs alone
+//     FLUSH, FETCH     what is kept for the backward of a micro-batch goes away, and comes back
+//     UNSHARD, RESHARD a chunk's units may be gathered in between, or stay gathered (Reshard::kStep)
 //     REDUCE           nothing: the engine was told before the chunk's last backward, which began it
 //     V_*              rows of the head that all stages share, see SharedHead; what ranks combine goes by messages, so
 //                      that only a rank that needs it waits
@@ -16,6 +18,7 @@
 
 #include <zeroth/comm/communicator.h>
 #include <zeroth/libtorch/engine.h>
+#include <zeroth/libtorch/saved_tensors.h>
 #include <zeroth/program/step_program.h>
 
 #include <ATen/core/Tensor.h>
@@ -58,6 +61,16 @@ struct PipelineOptions {
   /// rank's chunks are read.
   std::vector<std::vector<int>> units{};
   ChunkForward forward{};
+  /// The same where a RECOMPUTE follows: its graph is thrown away, so nothing need be saved for backward. Empty:
+  /// `forward`. It must compute the same bits.
+  ChunkForward forward_alone{};
+  /// What forwards of a chunk may write, running statistics for example: always as many tensors in the same order.
+  /// With a RECOMPUTE they are written once. Empty: nothing.
+  std::function<std::vector<at::Tensor>(int chunk)> buffers{};
+  /// FLUSH and FETCH of what the front end's forward saved for backward. Empty: no program has them.
+  std::function<void(const Action& action)> move{};
+  /// FLUSH and FETCH of what a RECOMPUTE needs go there. Null: no program has them.
+  std::shared_ptr<SavedTensors> saved{};
   /// See ModelDescription::buffer_owners: buffers that forwards of other stages than rank 0's write.
   std::map<std::string, int> buffer_owners{};
   /// Ranks of a stage that compute the same values, as those of tensor parallelism do: each sends its slice of large
@@ -73,7 +86,9 @@ struct PipelineReport {
   std::uint64_t sent_bytes = 0;  ///< of values and gradients, without their descriptions
   std::uint64_t received_bytes = 0;
   std::uint64_t descriptions = 0;      ///< of values whose form was new, sent
-  int live_peak = 0;                   ///< most (chunk, micro-batch) pairs between their forward and their backward
+  int live_peak = 0;                   ///< most (chunk, micro-batch) pairs with the graph of a forward
+  std::uint64_t kept_peak_bytes = 0;   ///< most of inputs, and what else a RECOMPUTE needs, at a time
+  std::uint64_t recomputed = 0;        ///< forwards that ran again
   std::uint64_t weights_deferred = 0;  ///< gradients of parameters that W computed
   std::uint64_t weights_whole = 0;     ///< that I computed and W gave to the engine
 };
@@ -81,6 +96,11 @@ struct PipelineReport {
 /// Throws kUsage, with the reason, for a program that no Pipeline of so many stages and micro-batches runs: verify()
 /// refutes it, it is inexact, has other actions than those above, or no STEP.
 void require_runnable(const StepProgram& program, int stages, int micro_batches);
+
+/// Throws kUsage for a program with more than one micro-batch between UNSHARD and RESHARD of a chunk. Memory is planned
+/// for it only where parameters are kept for a step (Reshard::kStep): else layers gather their units one after the
+/// other.
+void require_short_spans(const StepProgram& program);
 
 /// One thread at a time; the engine's.
 class Pipeline {

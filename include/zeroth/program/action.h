@@ -74,6 +74,8 @@ struct Action {
 
 /// F, B, I and W.
 [[nodiscard]] bool is_computation(ActionKind kind) noexcept;
+/// F, B, I and RECOMPUTE. W has all that it needs from its I.
+[[nodiscard]] bool reads_parameters(ActionKind kind) noexcept;
 /// B, I and W.
 [[nodiscard]] bool is_backward(ActionKind kind) noexcept;
 /// SEND_F, RECV_F, SEND_B and RECV_B.

@@ -23,7 +23,7 @@ namespace zeroth {
 /// When the parameters of a chunk are gathered, if they are sharded (ZeRO stage 3).
 enum class Gathers {
   kNone,           ///< the parameters are whole all the time
-  kPerMicroBatch,  ///< around every computation; those of one micro-batch that follow each other share a gather
+  kPerMicroBatch,  ///< around every computation but W; those of one micro-batch that follow each other share a gather
   kKept,           ///< once, before the first computation of the chunk; given back after the last one
 };
 

@@ -13,7 +13,7 @@
 //   - every send is received, every receive has its send, in the same order; none goes to the rank itself
 //   - no ranks wait for each other, the given dependences included
 //   - parameters: UNSHARD and RESHARD of a chunk alternate and begin with UNSHARD; where a chunk has them, it is
-//     unsharded at every computation
+//     unsharded at every computation but W, which reads none
 //   - activations are there at the backward: after a FLUSH comes the FETCH; RECOMPUTE lies between F and B or I
 //   - FETCH and FLUSH of the states of a chunk alternate, with STEP between them
 //   - REDUCE of a chunk comes after its last B or W, once a step; if one chunk has it, all have it

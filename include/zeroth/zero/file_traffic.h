@@ -31,9 +31,9 @@ struct FileTraffic {
 ///               part; where the updates of other ranks come here (plan_wire(): publish_parameters), the own part is
 ///               read and all is written once more
 /// What is still in memory is in these bytes too: StoreCounters::spared_read_bytes and spared_write_bytes say how much
-/// of them it was. `forwards`: as plan_wire().
+/// of them it was. `gathers`: as plan_wire().
 [[nodiscard]] FileTraffic plan_file_traffic(const ModelLayout& model, const ShardingPlan& plan, int rank,
                                             std::span<const StateDeclaration> states, int micro_steps, BlockSet set,
-                                            std::span<const int> forwards = {});
+                                            std::span<const int> gathers = {});
 
 }  // namespace zeroth

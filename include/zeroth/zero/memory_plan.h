@@ -62,10 +62,10 @@ struct WireBytes {
 ///   gather_gradients    a x (part of the sums - own piece)
 ///   publish_parameters  p x (part at rest - part of the update)
 /// g is the gradients' degree, N by default. A unit that stays gathered from forward to backward (see Reshard) counts
-/// one gather per micro-step, the others two, one with Reshard::kStep one in a step. `forwards`: of each unit in a
-/// micro-step, each with its backward; empty: one.
+/// one gather per micro-step, the others two, one with Reshard::kStep one in a step. `gathers`: of each unit in a
+/// step, where the front end knows them; empty: these.
 [[nodiscard]] WireBytes plan_wire(const ModelLayout& model, const ShardingPlan& plan, int rank, int micro_steps,
-                                  std::span<const int> forwards = {});
+                                  std::span<const int> gathers = {});
 
 /// The nodes of a world, and whether calls go over two levels (two_level.h).
 struct NodeLevels {
@@ -85,7 +85,7 @@ struct NodeLevels {
 
 /// How often a step gathers the unit; arguments as plan_wire().
 [[nodiscard]] std::uint64_t planned_gathers(const ModelLayout& model, const ShardingPlan& plan, int unit,
-                                            int micro_steps, std::span<const int> forwards = {});
+                                            int micro_steps, std::span<const int> gathers = {});
 
 /// Dtype of the gradients in each flat's bucket, one entry per flat. It is the accumulation dtype, or the flat's own
 /// 16-bit dtype if other ranks read the bucket and no value is added or gathered in it. A 16-bit bucket has half the

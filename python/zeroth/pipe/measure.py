@@ -129,11 +129,17 @@ def _synchronize(model: nn.Module) -> None:
 @contextlib.contextmanager
 def _undisturbed(model: nn.Module) -> Iterator[None]:
     """Buffers and random numbers are as before."""
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
     try:
         with torch.random.fork_rng():
             yield
     finally:
         with torch.no_grad():
-            for buffer, before in buffers:
+            for module, name, buffer, before in buffers:
                 buffer.copy_(before)
+                module._buffers[name] = buffer  # a forward may have put another tensor there

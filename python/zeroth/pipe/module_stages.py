@@ -10,7 +10,7 @@ from zeroth._config import Config, ConfigOverride
 from zeroth.parallel._refuse import refuse
 from zeroth.pipe.layer_list import LayerList, PipelineModule
 
-__all__ = ["built_parameters", "split_of", "with_stages"]
+__all__ = ["built_parameters", "recomputes_chunks", "set_interval", "split_of", "with_stages"]
 
 _WHERE = "pipe.PipelineModule"
 _SPLITS = {"balanced": "auto"}
@@ -19,25 +19,50 @@ _DEFAULT_SPLIT = "balanced"
 _DEFAULT_METHOD = "parameters"
 
 
-def with_stages(model: Any, config: Config) -> Config:
-    """The configuration with the stages that a PipelineModule asks for. Raises Error CONFIG if it says others; a
-    zeroth.mesh.pp of 1 counts as not said."""
-    wanted = model.num_stages if isinstance(model, PipelineModule) else None
+def with_stages(model: Any, config: Config, given: int | None = None) -> Config:
+    """The configuration with the stages that are asked for: `given`, by the call of zeroth.pipeline() that has cut the
+    model, by a PipelineModule. Raises Error CONFIG if it says others; a zeroth.mesh.pp of 1 counts as not said."""
+    cut = getattr(model, "_zeroth_pipeline", None)
+    asked = {
+        "stages": given,
+        "stages of zeroth.pipeline()": None if cut is None else cut.mesh.size("pp"),
+        "num_stages": model.num_stages if isinstance(model, PipelineModule) else None,
+    }
+    for name, wanted in asked.items():
+        if wanted is not None:
+            config = _with_stages(config, name, wanted)
+    return config
+
+
+def _with_stages(config: Config, name: str, wanted: Any) -> Config:
     stages = json.loads(config.to_json())["zeroth"]["mesh"]["pp"]
-    if wanted is None or wanted == stages:
+    if wanted == stages and not isinstance(wanted, bool):
         return config
     if stages != 1 or isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
         refuse(
             "a model and the configuration differ in the number of stages",
             code="CONFIG",
             where=_WHERE,
-            which="num_stages and zeroth.mesh.pp",
-            expected=f"num_stages={stages}, or None",
-            got=f"num_stages={wanted!r}",
+            which=f"{name} and zeroth.mesh.pp",
+            expected=f"{name}={stages}, or None",
+            got=f"{name}={wanted!r}",
             hint="leave one of them out",
         )
-    more = [ConfigOverride("/zeroth/mesh/pp", wanted, "num_stages of the PipelineModule")]
+    more = [ConfigOverride("/zeroth/mesh/pp", wanted, name)]
     return Config.from_json(config.to_json(), "the configuration", more)
+
+
+def recomputes_chunks(model: Any, keys: Mapping[str, Any]) -> bool:
+    """Whether a program computes forwards of chunks again. `keys`: Config.pipeline. The layers of a PipelineModule have
+    an interval for it."""
+    return bool(keys["recompute"]) or (keys["checkpoint_interval"] > 0 and not isinstance(model, PipelineModule))
+
+
+def set_interval(model: Any, config: Config) -> None:
+    """Gives a PipelineModule the interval of the configuration, as DeepSpeed's engine does."""
+    interval = config.pipeline["checkpoint_interval"]
+    if interval > 0 and isinstance(model, PipelineModule):
+        model.activation_checkpoint_interval = interval
 
 
 def split_of(model: Any, keys: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from zeroth.pipe.block_chain import BlockChain
 from zeroth.pipe.chain import Chain
 from zeroth.pipe.make_chain import build, chain_of
 from zeroth.pipe.measure import measured
-from zeroth.pipe.module_stages import split_of, with_stages
+from zeroth.pipe.module_stages import recomputes_chunks, set_interval, split_of, with_stages
 from zeroth.pipe.partition import partition
 from zeroth.pipe.shared_head import SharedHead, find_head
 
@@ -104,6 +104,7 @@ def pipeline(
     config: ConfigLike = None,
     *,
     world: _C.World | None = None,
+    stages: int | None = None,
     split: str | Sequence[str] | None = None,
     loss_fn: Callable[..., torch.Tensor] | None = None,
     speeds: Sequence[float] | None = None,
@@ -115,10 +116,11 @@ def pipeline(
     model that is not cut yet; call it before for a loss function or another cut, or to see it:
     print(zeroth.pipeline(...)).
 
-    `model`: see chain_of(); the num_stages of a PipelineModule is the configuration's zeroth.mesh.pp. `split`: see
-    partition(); None: the partition_method of a PipelineModule, or zeroth.pipeline.split of the configuration.
-    `loss_fn`: for models without a loss of their own. `sample`: a micro-batch, to look at models that are none of
-    transformers', and to measure layers for split="time" and "memory": rank 0 does, and all ranks cut alike.
+    `model`: see chain_of(); the num_stages of a PipelineModule is the configuration's zeroth.mesh.pp. `stages`: how
+    many, for a configuration that does not say it; an engine of the model has them too. `split`: see partition(); None:
+    the partition_method of a PipelineModule, or zeroth.pipeline.split of the configuration. `loss_fn`: for models
+    without a loss of their own. `sample`: a micro-batch, to look at models that are none of transformers', and to
+    measure layers for split="time" and "memory": rank 0 does, and all ranks cut alike.
     `speeds`, `weights`: see partition(). `program`: what all stages do in a step, as text, in the place of the schedule
     of the configuration: `zeroth schedule NAME --text` prints one to begin with.
 
@@ -130,7 +132,7 @@ def pipeline(
     a mesh that does not fit the ranks, or has one stage; MISMATCH, on all ranks, if they have other layers, another
     split or another schedule; USAGE, also for a program that the verifier refutes, or that has actions that are not run
     yet."""
-    settings = with_stages(model, to_config(config))
+    settings = with_stages(model, to_config(config), stages)
     if world is None:
         world = _C.World.from_environment()
     axes = settings.mesh(world.size)
@@ -163,10 +165,11 @@ def pipeline(
             micro_batches,
             chunks=keys["chunks"],
             unshard=keys["unshard"],
+            recompute=recomputes_chunks(chain.model, keys),
             vocabulary=keys["vocabulary"],
         )
     else:
-        program = _own_program(program, axes["pp"], micro_batches, keys)
+        program = _own_program(program, axes["pp"], micro_batches, settings)
     head = _head_of(chain, axes) if "V_S" in program else None
     stage_of_chunk = _C.rank_of_chunk(program)
     split = split or split_of(chain.model, keys)
@@ -186,6 +189,7 @@ def pipeline(
         mesh,
         where=_WHERE,
     )
+    set_interval(chain.model, settings)
     stage = mesh.coordinate("pp")
     for chunk, owner in enumerate(stage_of_chunk):
         if owner == stage:
@@ -228,10 +232,10 @@ def _head_of(chain: Chain, axes: Mapping[str, int]) -> SharedHead:
     return find_head(chain, axes["pp"])
 
 
-def _own_program(text: str, stages: int, micro_batches: int, keys: Mapping[str, Any]) -> str:
+def _own_program(text: str, stages: int, micro_batches: int, settings: _C.Config) -> str:
     """Of the user's own, if it can run."""
-    program = _C.runnable_program(text, stages, micro_batches)
-    unshard, vocabulary = keys["unshard"], keys["vocabulary"]
+    unshard, vocabulary = settings.pipeline["unshard"], settings.pipeline["vocabulary"]
+    program = _C.runnable_program(text, stages, micro_batches, keeps=unshard != "micro_batch")
     got = "whole" if "V_S" not in program else "two_barriers" if "V_GRAD" in program else "one_barrier"
     if vocabulary not in ("whole", got):
         refuse(
@@ -241,13 +245,20 @@ def _own_program(text: str, stages: int, micro_batches: int, keys: Mapping[str, 
             expected=got,
             got=vocabulary,
         )
-    if ("UNSHARD" in program) != (unshard == "step"):
+    if unshard == "step" and "UNSHARD" not in program:
         refuse(
-            "a program and the configuration gather parameters at different times",
+            "a program does not say when parameters are gathered",
             where=_WHERE,
-            which="zeroth.pipeline.unshard",
-            expected='"step" for a program with UNSHARD, else "micro_batch"',
-            got=unshard,
+            which="zeroth.pipeline.unshard=step",
+            expected="UNSHARD and RESHARD of each chunk, or unshard=micro_batch",
+        )
+    if "FLUSH" in program and settings.activations["device"] == "none":
+        refuse(
+            "a program moves what is kept for a backward, and there is no place for it",
+            where=_WHERE,
+            which="zeroth.activations.device",
+            expected="nvme, or cpu",
+            got="none",
         )
     return program
 

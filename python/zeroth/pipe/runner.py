@@ -6,11 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from zeroth import _C
 from zeroth._activations import ActivationOffload
 from zeroth.parallel._refuse import refuse
 from zeroth.pipe.batches import take
+from zeroth.pipe.held import Held
 from zeroth.pipe.pipeline import Pipelined, head_of_engine, owners_of_buffers, units_of_chunks
 from zeroth.pipe.shared_head import run_to_head
 from zeroth.pipe.step import PipelineStep, StepEnd
@@ -28,6 +30,13 @@ class Runner:
         self.done = done
         self._device = core.device
         self._saved: contextlib.AbstractContextManager[object] = activations or contextlib.nullcontext()
+        self._tensors = None if activations is None else activations.tensors
+        """where FLUSH moves what was saved"""
+        if core.config.activations["device"] == "cpu" and activations is None:
+            self._tensors = _C.SavedTensors(None, 0)  # all is in the memory of the host
+        self._moved: set[tuple[int, int]] = set()
+        """chunk and micro-batch of each FLUSH of what autograd saved"""
+        self._held: dict[tuple[int, int], Held] = {}
         self._batches: list[Any] = []
         self.runs = False
         """a chunk, so a call of the model is the chain's"""
@@ -39,12 +48,33 @@ class Runner:
         """what the last chunk returns, beside its loss"""
         self._left = ""
         """the action before which a step was left"""
+        self._places = [_places_of_buffers(done, chunk) for chunk in range(len(done.stage_of_chunk))]
         me = weakref.ref(self)
 
         def forward(chunk: int, micro_batch: int, tensors: Tensors, structure: str) -> tuple[Tensors, str]:
             runner = me()
             assert runner is not None
-            return runner._forward(chunk, micro_batch, tensors, structure)
+            hooks = runner._saved
+            if (chunk, micro_batch) in runner._moved and torch.is_grad_enabled():
+                held = runner._held[chunk, micro_batch] = Held()
+                hooks = held.hooks()
+            return runner._forward(chunk, micro_batch, tensors, structure, hooks)
+
+        def forward_alone(chunk: int, micro_batch: int, tensors: Tensors, structure: str) -> tuple[Tensors, str]:
+            runner = me()
+            assert runner is not None
+            nothing = torch.autograd.graph.saved_tensors_hooks(_saves_nothing, _has_nothing)
+            return runner._forward(chunk, micro_batch, tensors, structure, nothing)
+
+        def buffers(chunk: int) -> list[torch.Tensor]:
+            runner = me()
+            assert runner is not None
+            return [module._buffers[name] for module, name in runner._places[chunk]]  # type: ignore[misc]
+
+        def move(away: bool, chunk: int, micro_batch: int) -> None:
+            runner = me()
+            assert runner is not None
+            runner._move(away, chunk, micro_batch)
 
         self.core = _C.Pipeline(
             core,
@@ -54,8 +84,17 @@ class Runner:
             forward,
             done.mesh.axis("tp") if done.sends_slices else None,
             owners_of_buffers(done),
+            forward_alone,
+            buffers,
+            None if self._tensors is None else move,
+            self._tensors,
             head_of_engine(done, core.units),
         )
+        again = {action for action in self.core.actions if "RECOMPUTE" in action}
+        for action in self.core.actions:
+            chunk, flush, micro_batch = action.partition("FLUSH")
+            if flush and f"{chunk}RECOMPUTE{micro_batch}" not in again:
+                self._moved.add((int(chunk), int(micro_batch)))
 
     def train_batch(self, batches: Iterable[Any] | None) -> tuple[_C.StepResult, float]:
         """See Engine.train_batch()."""
@@ -157,6 +196,14 @@ class Runner:
             yield
         finally:
             self._batches, self._weights = [], None
+            self._held.clear()
+
+    def _move(self, away: bool, chunk: int, micro_batch: int) -> None:
+        assert self._tensors is not None
+        if away:
+            self._held[chunk, micro_batch].move(self._tensors)
+        else:
+            self._held.pop((chunk, micro_batch)).fetch()
 
     def _require_no_reader(self) -> None:
         done = self.done
@@ -178,13 +225,21 @@ class Runner:
         world = self.done.mesh.world
         return f"rank {world.rank}/{world.size}, stage {self.done.stage} of {self.done.mesh.size('pp')}"
 
-    def _forward(self, chunk: int, micro_batch: int, tensors: Tensors, structure: str) -> tuple[Tensors, str]:
+    def _forward(
+        self,
+        chunk: int,
+        micro_batch: int,
+        tensors: Tensors,
+        structure: str,
+        saved: contextlib.AbstractContextManager[object],
+    ) -> tuple[Tensors, str]:
+        """`saved`: has the hooks of what autograd saves."""
         first, last = self.done.bounds[chunk], self.done.bounds[chunk + 1]
         values = None if chunk == 0 else nested(tensors, structure)
         self.runs = True
         ends = chunk + 1 == len(self.done.stage_of_chunk)
         try:
-            with self._saved:
+            with saved:
                 if ends and self.done.head is not None:
                     return self._to_head(first, values, micro_batch)
                 result = self.done.chain.run(first, last, values, self._batches[micro_batch])
@@ -222,6 +277,25 @@ class Runner:
         weight = 1.0 if self._weights is None else self._weights[micro_batch]
         numbers = torch.tensor([run.factor * weight, run.constant * weight], dtype=torch.float64)
         return [run.hidden, run.rows, run.targets, numbers], ""
+
+
+def _places_of_buffers(done: Pipelined, chunk: int) -> list[tuple[nn.Module, str]]:
+    """Where the buffers of a chunk's layers are, and those of no layer."""
+    places = []
+    for path, module in done.chain.model.named_modules():
+        for name, buffer in module._buffers.items():
+            users = done.chunks_of_parameter(f"{path}.{name}" if path else name)
+            if buffer is not None and (chunk in users or not users):
+                places.append((module, name))
+    return places
+
+
+def _saves_nothing(tensor: torch.Tensor) -> None:
+    """The hook of a forward whose graph is thrown away."""
+
+
+def _has_nothing(nothing: None) -> torch.Tensor:
+    raise AssertionError("the backward of a forward that saved nothing")
 
 
 def _output_of(output: Any, labels: Any) -> Any:

@@ -622,11 +622,10 @@ constexpr std::array kKeys{
     bind<&Config::pipeline, &PipelineConfig::split>(
         {.pointer = "/zeroth/pipeline/split",
          .kind = KeyKind::kChoice,
-         .text =
-             "How the model's layers become chunks: `balanced` (parameters, and the work of the head), "
-             "`parameters`, or `uniform`. zeroth.pipeline(split=...) takes names of layers, `type:CLASS`, `time` and "
-             "`memory`, too.",
-         .choices = "balanced|parameters|uniform",
+         .text = "How the model's layers become chunks: `balanced` (parameters, and the work of the head), "
+                 "`parameters`, `uniform`, or, where zeroth.pipeline() is given a `sample`, `time` and `memory`, which "
+                 "rank 0 measures. zeroth.pipeline(split=...) takes names of layers and `type:CLASS`, too.",
+         .choices = "balanced|parameters|uniform|time|memory",
          .choice_aliases = "best=balanced"}),
     bind<&Config::pipeline, &PipelineConfig::scatter>(
         {.pointer = "/zeroth/pipeline/scatter",
@@ -645,6 +644,17 @@ constexpr std::array kKeys{
                  "every stage. `two_barriers`: the gradient of its input is summed after that of its rows; "
                  "`one_barrier`: before, so that backwards begin earlier, with one more product of the head's size.",
          .choices = "whole|two_barriers|one_barrier"}),
+    bind<&Config::pipeline, &PipelineConfig::recompute>(
+        {.pointer = "/zeroth/pipeline/recompute",
+         .text = "From its forward to its backward a chunk keeps its input alone, and its forward runs again before "
+                 "its backward comes: RECOMPUTE in the program. The same bits; more time, fewer activations."}),
+    bind<&Config::pipeline, &PipelineConfig::checkpoint_interval>(
+        {.pointer = "/pipeline/activation_checkpoint_interval",
+         .kind = KeyKind::kInteger,
+         .text = "So many layers of a `zeroth.pipe.PipelineModule` are recomputed together, in the place of its own "
+                 "argument; 0: as the module says. For any other model more than 0 means "
+                 "`zeroth.pipeline.recompute`.",
+         .highest = 4096}),
     bind<&Config::runtime, &RuntimeConfig::threads>(
         {.pointer = "/zeroth/threads",
          .kind = KeyKind::kInteger,

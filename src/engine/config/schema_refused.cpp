@@ -85,8 +85,6 @@ constexpr std::array kKeys{
     section("/nebula", "", kCheckpoint),
     section("/datastates_ckpt", "", kCheckpoint, ""),
 
-    value("/pipeline/activation_checkpoint_interval", KeyKind::kAny, "0|null",
-          "it is an argument of zeroth.pipe.PipelineModule; other models recompute by their own checkpoints"),
     value("/tensor_parallel/dtype", KeyKind::kAny, "null", kSplit),
     flag("/tensor_parallel/tp_overlap_comm", kSplit),
     value("/tensor_parallel/tp", KeyKind::kAny, "null|{}|{\"tp_size\":1}",

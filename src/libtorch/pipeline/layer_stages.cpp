@@ -33,9 +33,11 @@ StepProgram program_of(const Config& config, int world) {
   const StepProgram schedule = make_schedule(config.pipeline.schedule, {.ranks = config.mesh.pp,
                                                                         .micro_batches = micro_steps_of(config, world),
                                                                         .chunks_per_rank = config.pipeline.chunks});
-  const ShardingPlan plan = make_settings(config, {.world = world}, {group_hyper(config)}).plan;
-  const bool kept = plan.gathers_parameters() && config.pipeline.unshard == "step";
-  return lower(schedule, {.gathers = kept ? Gathers::kKept : Gathers::kNone});
+  const std::string_view unshard = unshard_of(config);
+  return lower(schedule, {.gathers = unshard == "step"          ? Gathers::kKept
+                                     : unshard == "micro_batch" ? Gathers::kPerMicroBatch
+                                                                : Gathers::kNone,
+                          .recompute = config.pipeline.recomputes_chunks()});
 }
 
 /// The ranks of the mesh; a pipeline of one stage is an axis too.
@@ -252,6 +254,19 @@ std::map<std::string, int> LayerStages::buffer_owners(const torch::nn::Module& m
       owners.emplace(plain_name(item.key()), found->second * ranks_of_stage_);
   }
   return owners;
+}
+
+Tensors LayerStages::buffers_of(int chunk) const {
+  Tensors found;
+  std::set<const at::TensorImpl*> known;
+  for (const Layer& layer : layers_of_chunk(chunk)) {
+    for (const auto& module : layer.modules) {
+      for (const at::Tensor& buffer : module->buffers(/*recurse=*/true)) {
+        if (buffer.defined() && known.insert(buffer.unsafeGetTensorImpl()).second) found.push_back(buffer);
+      }
+    }
+  }
+  return found;
 }
 
 void LayerStages::require_count(std::size_t count) const {

@@ -47,6 +47,8 @@ class LayerStages {
   [[nodiscard]] std::string describe() const;
   /// PipelineOptions::buffer_owners.
   [[nodiscard]] std::map<std::string, int> buffer_owners(const torch::nn::Module& model) const;
+  /// PipelineOptions::buffers.
+  [[nodiscard]] Tensors buffers_of(int chunk) const;
   [[nodiscard]] const StepProgram& program() const { return program_; }
   [[nodiscard]] const std::vector<int>& bounds() const { return bounds_; }
   /// Those of this rank's pipeline, a stage each.

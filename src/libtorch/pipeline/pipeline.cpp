@@ -1,8 +1,10 @@
 #include "libtorch/pipeline/chunk_graph.h"
+#include "libtorch/pipeline/kept_forward.h"
 #include "libtorch/pipeline/running_action.h"
 #include "libtorch/pipeline/same_program.h"
 #include "libtorch/pipeline/shared_head.h"
 #include "libtorch/pipeline/stage_links.h"
+#include "libtorch/pipeline/unit_gathers.h"
 #include "libtorch/runtime.h"
 
 #include <zeroth/base/error.h>
@@ -78,8 +80,8 @@ class WithoutParameters {
 };
 
 /// What Pipeline::Impl::run() knows.
-bool runs(ActionKind kind) {
-  switch (kind) {
+bool runs(const Action& action) {
+  switch (action.kind) {
     case ActionKind::kForward:
     case ActionKind::kBackward:
     case ActionKind::kBackwardInput:
@@ -96,8 +98,12 @@ bool runs(ActionKind kind) {
     case ActionKind::kVocabSum:
     case ActionKind::kVocabGradients:
     case ActionKind::kVocabInputGradient:
+    case ActionKind::kRecompute:
     case ActionKind::kStep:
       return true;
+    case ActionKind::kFlush:
+    case ActionKind::kFetch:
+      return action.micro_batch >= 0;  // those of states are not run
     default:
       return false;
   }
@@ -123,12 +129,14 @@ void require_runnable(const StepProgram& program, int stages, int micro_batches)
             .expected = "gradient_accumulation_steps, " + std::to_string(micro_batches),
             .got = std::to_string(program.micro_batches)});
   for (const std::vector<Action>& list : program.actions) {
-    const auto other = std::ranges::find_if_not(list, [](const Action& one) { return runs(one.kind); });
-    ZR_CHECK(other == list.end() && !program.inexact, ErrorCode::kUsage,
-             "the program can be read and simulated, and not run yet",
-             {.where = kWhere,
-              .which = other == list.end() ? program.schedule + ", which is inexact" : to_text(*other),
-              .expected = "F, B, I, W, messages, UNSHARD, RESHARD, REDUCE, V_INPUT, V_S, V_SUM, V_T, V_GRAD and STEP"});
+    const auto other = std::ranges::find_if_not(list, runs);
+    ZR_CHECK(
+        other == list.end() && !program.inexact, ErrorCode::kUsage,
+        "the program can be read and simulated, and not run yet",
+        {.where = kWhere,
+         .which = other == list.end() ? program.schedule + ", which is inexact" : to_text(*other),
+         .expected = "F, B, I, W, messages, RECOMPUTE, FLUSH and FETCH of micro-batches, UNSHARD, RESHARD, REDUCE, "
+                     "V_INPUT, V_S, V_SUM, V_T, V_GRAD, STEP"});
     // What is verified has it on every rank or on none, at the end.
     ZR_CHECK(!list.empty() && list.back().kind == ActionKind::kStep, ErrorCode::kUsage,
              "the program does not update the parameters",
@@ -146,20 +154,24 @@ class Pipeline::Impl {
         links_(stages_, options_.copies, engine.device()) {
     require_runnable(options_.program, stages_.size(), runtime_->core().settings().micro_steps);
     require_fits();
+    const ShardingPlan& plan = runtime_->core().settings().plan;
+    keeps_parameters_ = plan.reshard == Reshard::kStep;
+    if (plan.gathers_parameters() && !keeps_parameters_) require_short_spans(options_.program);
     require_same_program(options_.program, stages_);
     if (activity_) activity_->set_action_reader(&text_of);
     digest_ = digest64(to_text(options_.program));
     runtime_->set_buffer_owners(options_.buffer_owners);
-    std::vector<int> forwards(runtime_->core().layout().units.size(), 0);
-    for (const int chunk : options_.program.chunks_of(stages_.rank())) {
-      for (const int unit : units_of(chunk)) ++forwards.at(static_cast<std::size_t>(unit));
-    }
+    std::vector<int> gathers = gathers_of_units(actions(), options_.units, runtime_->core());
     if (options_.head) {
       head_.emplace(runtime_, links_, *options_.head, options_.program, stages_.rank());
-      ++forwards.at(static_cast<std::size_t>(options_.head->unit));
+      gathers.at(static_cast<std::size_t>(options_.head->unit)) +=
+          gathers_of_head(actions(), options_.head->unit, runtime_->core());
     }
-    runtime_->core().steer(std::move(forwards));
+    runtime_->core().steer(std::move(gathers));
     find_last_backwards();
+    for (const Action& action : actions())
+      if (action.kind == ActionKind::kRecompute) recomputed_.insert(key_of(action));
+    require_places();
   }
 
   void begin() {
@@ -204,6 +216,11 @@ class Pipeline::Impl {
     switch (action.kind) {
       case ActionKind::kForward:
         return forward(action);
+      case ActionKind::kRecompute:
+        return recompute(action);
+      case ActionKind::kFlush:
+      case ActionKind::kFetch:
+        return move(action);
       case ActionKind::kBackward:
       case ActionKind::kBackwardInput:
       case ActionKind::kBackwardWeight:
@@ -218,11 +235,15 @@ class Pipeline::Impl {
       case ActionKind::kRecvBackward:
         return receive(stage_of(action.chunk + 1),
                        {.is_gradient = true, .chunk = action.chunk, .micro_batch = action.micro_batch});
-      case ActionKind::kUnshard:
+      case ActionKind::kUnshard:  // else the layers gather their units, one after the other
+        if (!keeps_parameters_) return;
         for (const int unit : units_of(action.chunk)) runtime_->core().keep_gathered(unit);
         return;
       case ActionKind::kReshard:
-        for (const int unit : units_of(action.chunk)) runtime_->core().give_back(unit);
+        for (const int unit : units_of(action.chunk)) {
+          if (keeps_parameters_) runtime_->core().give_back(unit);
+          ZR_ASSERT(keeps_parameters_ || !runtime_->core().holds(unit), "layers have given back what they gathered");
+        }
         return;
       case ActionKind::kVocabInput:
       case ActionKind::kVocabScores:
@@ -331,6 +352,19 @@ class Pipeline::Impl {
               .got = options_.head ? "none" : "some"});
   }
 
+  void require_places() const {
+    for (const Action& action : actions()) {
+      if (action.kind != ActionKind::kFlush) continue;
+      const bool recomputes = recomputed_.contains(key_of(action));
+      ZR_CHECK(recomputes ? options_.saved != nullptr : static_cast<bool>(options_.move), ErrorCode::kUsage,
+               "a program moves what is kept for a backward, and there is no place for it",
+               {.where = kWhere,
+                .which = to_text(action),
+                .expected = recomputes ? "zeroth.activations.device"
+                                       : "a RECOMPUTE of the same: what autograd saves moves in Python alone"});
+    }
+  }
+
   /// A unit's gradients are complete in the last backward of the last of its chunks.
   void find_last_backwards() {
     std::map<int, int> lowest;  // chunk of each unit: backwards come to it last
@@ -362,41 +396,100 @@ class Pipeline::Impl {
   void forward(const Action& action) {
     SentValues given;
     if (action.chunk > 0) given = take(values_, key_of(action));
+    const bool trains = at::GradMode::is_enabled() && !evaluates_;
+    if (!trains || !recomputed_.contains(key_of(action))) {
+      Ran ran = run_chunk(action, std::move(given), options_.forward);
+      pass_on(action, std::move(ran.outputs));
+      if (at::GradMode::is_enabled()) hold(action, std::move(ran.flight));
+      return;
+    }
+    const Buffers buffers = buffers_of(action.chunk);
+    KeptForward kept(std::move(given), buffers, runtime_->device());
+    pass_on(
+        action,
+        run_chunk(action, kept.inputs(), options_.forward_alone ? options_.forward_alone : options_.forward).outputs);
+    kept.ran(buffers);
+    kept_bytes_ += kept.bytes();
+    report_.kept_peak_bytes = std::max(report_.kept_peak_bytes, kept_bytes_);
+    kept_.insert_or_assign(key_of(action), std::move(kept));
+  }
+
+  void recompute(const Action& action) {
+    const KeptForward kept = std::move(kept_.extract(key_of(action)).mapped());
+    kept_bytes_ -= kept.bytes();
+    kept.again(buffers_of(action.chunk),
+               [&] { hold(action, run_chunk(action, kept.inputs(), options_.forward).flight); });
+    ++report_.recomputed;
+  }
+
+  void move(const Action& action) {
+    const auto found = kept_.find(key_of(action));
+    if (found == kept_.end()) return options_.move(action);
+    KeptForward& kept = found->second;
+    kept_bytes_ -= kept.bytes();
+    if (action.kind == ActionKind::kFlush) {
+      kept.flush(*options_.saved);
+    } else {
+      kept.fetch();
+    }
+    kept_bytes_ += kept.bytes();
+    report_.kept_peak_bytes = std::max(report_.kept_peak_bytes, kept_bytes_);
+  }
+
+  [[nodiscard]] Buffers buffers_of(int chunk) const {
+    return [this, chunk] { return options_.buffers ? options_.buffers(chunk) : std::vector<at::Tensor>(); };
+  }
+
+  struct Ran {
+    ChunkValues outputs;
     InFlight flight;
+  };
+
+  Ran run_chunk(const Action& action, SentValues given, const ChunkForward& run) {
+    Ran ran;
     for (std::size_t index = 0; index < given.tensors.size(); ++index) {
       at::Tensor& tensor = given.tensors[index];
       if (given.has_gradient[index] && at::GradMode::is_enabled()) tensor.requires_grad_(true);
-      flight.inputs.push_back(tensor);
+      ran.flight.inputs.push_back(tensor);
     }
-    ChunkValues outputs;
     {
       const PartScope part(*runtime_);
       // Blocks have hooks of their own; what they leave is the root unit's.
       const bool uses_root = std::ranges::find(units_of(action.chunk), 0) != units_of(action.chunk).end();
       UnitScope scope(uses_root ? runtime_ : nullptr, 0);
-      outputs = options_.forward(action.chunk, action.micro_batch,
-                                 {.tensors = std::move(given.tensors), .structure = std::move(given.structure)});
-      scope.finish(outputs.tensors);
+      ran.outputs = run(action.chunk, action.micro_batch,
+                        {.tensors = std::move(given.tensors), .structure = std::move(given.structure)});
+      scope.finish(ran.outputs.tensors);
     }
     if (is_last(action.chunk) && head_) {
-      outputs.tensors = {head_->take_output(outputs.tensors, action)};
+      ran.outputs.tensors = {head_->take_output(ran.outputs.tensors, action)};
     } else if (is_last(action.chunk)) {
-      require_loss(outputs, action);
+      require_loss(ran.outputs, action);
+      ran.outputs.tensors.resize(1);
+      if (at::GradMode::is_enabled()) ran.flight.loss = {first_gradient(ran.outputs.tensors[0])};
+    }
+    ran.flight.graph = ChunkGraph(ran.flight.inputs, ran.outputs.tensors);
+    return ran;
+  }
+
+  /// What a forward gives: the loss, or values of the next chunk.
+  void pass_on(const Action& action, ChunkValues outputs) {
+    if (is_last(action.chunk)) {
+      if (head_) return;  // the scores of its rows give the loss
       losses_ += outputs.tensors[0].item<double>();
-      outputs.tensors.resize(1);
-      if (at::GradMode::is_enabled()) flight.loss = {first_gradient(outputs.tensors[0])};
+      return;
     }
-    flight.graph = ChunkGraph(flight.inputs, outputs.tensors);
-    if (!is_last(action.chunk)) {
-      SentValues next{.structure = std::move(outputs.structure)};
-      for (const at::Tensor& tensor : outputs.tensors) {
-        next.has_gradient.push_back(tensor.defined() && tensor.requires_grad());
-        next.tensors.push_back(tensor.defined() ? tensor.detach() : tensor);
-      }
-      put_next({action.chunk + 1, action.micro_batch}, stage_of(action.chunk + 1), std::move(next), values_,
-               sent_values_);
+    SentValues next{.structure = std::move(outputs.structure)};
+    for (const at::Tensor& tensor : outputs.tensors) {
+      next.has_gradient.push_back(tensor.defined() && tensor.requires_grad());
+      next.tensors.push_back(tensor.defined() ? tensor.detach() : tensor);
     }
-    if (!at::GradMode::is_enabled()) return;
+    put_next({action.chunk + 1, action.micro_batch}, stage_of(action.chunk + 1), std::move(next), values_,
+             sent_values_);
+  }
+
+  /// Until its backward.
+  void hold(const Action& action, InFlight flight) {
     flights_.insert_or_assign(key_of(action), std::move(flight));
     report_.live_peak = std::max(report_.live_peak, static_cast<int>(flights_.size()));
   }
@@ -515,6 +608,8 @@ class Pipeline::Impl {
 
   void forget() noexcept {
     flights_.clear();
+    kept_.clear();
+    kept_bytes_ = 0;
     values_.clear();
     gradients_.clear();
     sent_values_.clear();
@@ -534,10 +629,14 @@ class Pipeline::Impl {
   std::uint64_t step_ = 0;
   bool running_ = false;
   bool evaluates_ = false;
+  bool keeps_parameters_ = false;                   ///< from UNSHARD to RESHARD
   std::string failed_;                              ///< the action that threw, so that no step follows; "": none
   std::vector<std::vector<int>> completed_by_;      ///< by chunk: units that no later backward of a micro-batch is of
   std::map<Key, std::vector<int>> last_backwards_;  ///< units whose gradients are complete in it
   std::map<Key, InFlight> flights_;
+  std::set<Key> recomputed_;         ///< by the program
+  std::map<Key, KeptForward> kept_;  ///< between F and RECOMPUTE
+  std::size_t kept_bytes_ = 0;
   std::map<Key, SentValues> values_;       ///< inputs of this rank's chunks
   std::map<Key, SentValues> gradients_;    ///< of outputs of this rank's chunks
   std::map<Key, SentValues> sent_values_;  ///< computed here, for other ranks

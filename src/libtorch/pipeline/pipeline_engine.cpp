@@ -1,4 +1,5 @@
 #include "libtorch/pipeline/layer_stages.h"
+#include "libtorch/runtime.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/log.h>
@@ -10,6 +11,17 @@
 #include <utility>
 
 namespace zeroth::libtorch {
+
+namespace {
+
+/// Null without a place.
+std::shared_ptr<SavedTensors> saved_tensors_of(Runtime& runtime) {
+  const auto& keys = runtime.config().activations;
+  if (keys.tier() == "none") return nullptr;
+  return SavedTensors::create(runtime.core().activations(), static_cast<std::size_t>(keys.min_bytes));
+}
+
+}  // namespace
 
 PipelineEngine::PipelineEngine(std::shared_ptr<torch::nn::Module> model, std::vector<Layer> layers, Config config,
                                const World& world, EngineOptions options, std::vector<int> bounds)
@@ -30,6 +42,8 @@ PipelineEngine::PipelineEngine(std::shared_ptr<LayerStages> stages, std::shared_
                           [stages = stages_](int chunk, int micro_batch, ChunkValues inputs) {
                             return stages->forward(chunk, micro_batch, std::move(inputs));
                           },
+                      .buffers = [stages = stages_](int chunk) { return stages->buffers_of(chunk); },
+                      .saved = saved_tensors_of(*runtime()),
                       .buffer_owners = stages_->buffer_owners(*model),
                       .copies = stages_->copies()});
 }

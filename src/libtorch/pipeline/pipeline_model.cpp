@@ -80,7 +80,8 @@ std::vector<int> cut(const std::vector<Layer>& layers, int chunks, std::string_v
            {.where = kLayersWhere,
             .which = "split",
             .expected = "balanced, parameters or uniform",
-            .got = std::string(split)});
+            .got = std::string(split),
+            .hint = "Layer::cost says what a layer costs, for example measured seconds"});
   return cut_layers(costs_of(layers, split), chunks);
 }
 

@@ -95,7 +95,7 @@ SharedHeadRun::SharedHeadRun(std::shared_ptr<Runtime> runtime, StageLinks& links
   const auto& actions = program.actions[own];
   two_barriers_ =
       std::ranges::any_of(actions, [](const Action& one) { return one.kind == ActionKind::kVocabInputGradient; });
-  keeps_gathered_ = std::ranges::any_of(actions, [](const Action& one) { return one.kind == ActionKind::kUnshard; });
+  keeps_gathered_ = runtime_->core().settings().plan.reshard == Reshard::kStep;
   for (const Action& one : actions) {
     if (one.kind == ActionKind::kVocabGradients) last_micro_batch_ = one.micro_batch;
   }

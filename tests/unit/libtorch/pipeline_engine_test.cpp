@@ -174,6 +174,7 @@ struct Row {
   std::string unshard = "micro_batch";
   std::string split = "balanced";
   std::vector<int> bounds{};
+  bool recompute = false;
 };
 
 Config config_of(const Row& row) {
@@ -189,6 +190,7 @@ Config config_of(const Row& row) {
   config.pipeline.schedule = row.schedule;
   config.pipeline.unshard = row.unshard;
   config.pipeline.split = row.split;
+  config.pipeline.recompute = row.recompute;
   config.runtime.threads = 1;
   config.runtime.timeout_ms = 60'000;
   return config;
@@ -263,6 +265,7 @@ TEST(PipelineEngine, StagesTrainAsOneProcessDoes) {
       {.pp = 1, .stage = 3},
       {.dp = 2, .micro = 2, .stage = 3},
       {.schedule = "zb-h1", .tp = 2, .stage = 2},
+      {.schedule = "zb-h1", .stage = 3, .recompute = true},
   };
   for (const Row& row : rows) {
     SCOPED_TRACE(row.schedule + ", " + std::to_string(row.pp) + " stages, ZeRO-" + std::to_string(row.stage));
@@ -291,6 +294,66 @@ TEST(PipelineEngine, WithoutTiedWeightsStagesHaveTheBitsOfOne) {
   }
   EXPECT_EQ(runs[1], runs[0]);
   EXPECT_EQ(runs[2], runs[0]);
+}
+
+/// Drops, and counts its forwards in a buffer that they read.
+struct CountingImpl : torch::nn::Module {
+  CountingImpl() : count(register_buffer("count", torch::zeros({}, torch::kFloat64))) {}
+  Tensor forward(const Tensor& x) {
+    const torch::NoGradGuard no_grad;
+    count.add_(1);
+    const Tensor scale = 1 / count;
+    const torch::AutoGradMode with_grad(true);
+    return torch::dropout(x, 0.4, /*train=*/true) * scale;
+  }
+  Tensor count;
+};
+TORCH_MODULE(Counting);
+
+/// In one process: ranks are threads, which share torch's random numbers.
+TEST(PipelineEngine, WhatIsComputedAgainHasTheSameBits) {
+  struct Ran {
+    std::vector<double> numbers{};
+    std::map<std::string, Tensor> buffers{};
+    libtorch::PipelineReport report{};
+  };
+  const auto train = [](bool recompute) {
+    Ran ran;
+    run_world(1, [&](const World& world) {
+      at::set_num_threads(1);
+      torch::nn::Sequential model(torch::nn::Linear(6, 6), torch::nn::BatchNorm1d(6), Counting(),
+                                  torch::nn::Linear(6, 1));
+      model->to(torch::kFloat64);
+      for (std::uint64_t seed = 40; Tensor& parameter : model->parameters())
+        parameter.set_data(values(parameter.sizes().vec(), seed++));
+      std::vector<Layer> layers = libtorch::layers_of(model);
+      layers.push_back({.name = "loss", .forward = [](const Tensors& y, const MicroBatch&) -> Tensors {
+                          return {y[0].square().mean()};
+                        }});
+      torch::manual_seed(3);
+      const Row row{.schedule = "gpipe", .pp = 1, .micro = 3, .recompute = recompute};
+      PipelineEngine engine(model.ptr(), layers, config_of(row), world, quiet());
+      for (std::uint64_t step = 0; step < 2; ++step) {
+        std::vector<MicroBatch> batches;
+        for (std::uint64_t number = 0; number < 3; ++number)
+          batches.push_back({.inputs = {values({5, 6}, 10 * step + number)}});
+        const auto [result, loss] = engine.train_batch(std::move(batches));
+        ran.numbers.insert(ran.numbers.end(), {loss, result.grad_norm});
+      }
+      ran.numbers.push_back(torch::rand({1}, torch::kFloat64).item<double>());
+      for (const auto& item : model->named_buffers()) ran.buffers[item.key()] = item.value().clone();
+      ran.report = engine.pipeline().report();
+    });
+    return ran;
+  };
+  const Ran plain = train(false);
+  const Ran again = train(true);
+  EXPECT_EQ(again.numbers, plain.numbers);
+  for (const auto& [name, buffer] : plain.buffers) EXPECT_TRUE(torch::equal(again.buffers.at(name), buffer)) << name;
+  EXPECT_EQ(plain.buffers.at("2.count").item<double>(), 6);
+  EXPECT_EQ(plain.report.live_peak, 3);
+  EXPECT_EQ(again.report.live_peak, 1);
+  EXPECT_EQ(again.report.recomputed, 6U);
 }
 
 TEST(PipelineEngine, LoopsOfTheCallersOwnAreTheSame) {

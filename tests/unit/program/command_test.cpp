@@ -94,6 +94,10 @@ TEST(ScheduleCommand, ThePageHasItsPictures) {
   for (const char* name : {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipev"})
     expect_picture({name, "--stages", "3", "--micro", "6"});
   expect_picture({"1f1b", "--stages", "3", "--micro", "6", "--vocabulary", "2"});
+  expect_picture({"ouroboros", "--stages", "3", "--micro", "6", "--inexact"});
+  const std::string steps = "2F0 2B0 2SEND_B0 2REDUCE STEP 2RECV_F1 2F1";
+  EXPECT_NE(page.find("`" + steps + "`"), std::string::npos);
+  EXPECT_NE(output_of({"ouroboros", "--stages", "3", "--micro", "6", "--inexact"}).find(steps), std::string::npos);
   EXPECT_NE(output_of({"1f1b", "--stages", "4", "--micro", "8"}).find("\nstep 33, bubble 9:"), std::string::npos);
   EXPECT_NE(page.find("| 1f1b | 33 | 9 | 4 | 48 |"), std::string::npos);
 }

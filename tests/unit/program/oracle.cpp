@@ -126,7 +126,8 @@ class Executor {
 
   Outcome compute(std::size_t rank, Memory& memory, const Action& action, const Pair& pair) {
     const auto [chunk, m] = pair;
-    if (sharded_.contains(chunk) && !memory.whole.contains(chunk)) return "no parameters";
+    const bool reads = action.kind != ActionKind::kBackwardWeight;
+    if (reads && sharded_.contains(chunk) && !memory.whole.contains(chunk)) return "no parameters";
     if (memory.away.contains(pair)) return "activations are away";
     if (action.kind == ActionKind::kForward) {
       const std::string input = chunk == 0 ? forward_value(-1, m) : memory.inputs[pair];

@@ -60,6 +60,9 @@ TEST(ProgramPasses, GathersAreAroundEachMicroBatchOrKept) {
   EXPECT_EQ(line_of(add_unshards(schedule, Gathers::kKept), 1),
             "1UNSHARD 1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1 1RESHARD");
   EXPECT_EQ(add_unshards(schedule, Gathers::kNone), schedule);
+  // W reads no parameters.
+  EXPECT_EQ(line_of(add_unshards(add_messages(schedule_of("zb-h1", 2, 2)), Gathers::kPerMicroBatch), 1),
+            "1UNSHARD 1RECV_F0 1F0 1I0 1SEND_B0 1RESHARD 1UNSHARD 1RECV_F1 1F1 1I1 1SEND_B1 1RESHARD 1W0 1W1");
 }
 
 TEST(ProgramPasses, RecomputeStandsBeforeTheGradientComes) {
