@@ -129,12 +129,16 @@ def train(pp: int, way: str, schedule: str, stage: int, loss_fn: Loss, *, bias: 
     assert sum(rows) == WORDS and max(rows) - min(rows) <= 1, rows
     assert f"9, {rows[0]}, {rows[1]}" in str(done), str(done)
     own, losses = world.rank % dp, []
+    engine.reset_counters()
     with Widths() as seen:
         for step in range(STEPS):
             result, loss = engine.train_batch([batch(step, dp * number + own) for number in range(MICRO)])
             assert result.committed
             losses.append(loss)
     assert seen.most == rows[done.stage], (seen.most, rows)
+    wire = engine.wire_report()
+    for kind in ("all_gather", "reduce_scatter"):
+        assert wire[kind] == STEPS * wire[f"planned_{kind}"], (way, schedule, stage, kind, wire)
     expected = plain(alone, loss_fn, dp)
     assert all(map(close, losses, expected)), (way, schedule, stage, losses, expected)
     weights = engine.state_dict(ranks=None)
@@ -223,7 +227,7 @@ def refusals() -> None:
         (lambda logits, labels: mean(torch.softmax(logits, -1), labels), "softmax"),
         (lambda logits, labels: functional.cross_entropy(logits[..., :9].view(-1, 9), labels.view(-1)), "__getitem__"),
         (lambda logits, labels: functional.cross_entropy(logits.flatten(), labels.flatten()), "flatten"),
-        (lambda logits, labels: mean(logits, labels) ** 2, "another function of it"),
+        (lambda logits, labels: mean(logits, labels) ** 2, "pow of it"),
         (lambda logits, labels: mean(logits, labels) + mean(logits, labels), "two"),
         (lambda logits, labels: functional.cross_entropy(logits.view(-1, WORDS), labels.view(-1), label_smoothing=0.1),
          "label_smoothing"),

@@ -8,7 +8,6 @@ the cross entropies becomes the loss is all that the stages need: no rank has th
 
 import dataclasses
 import inspect
-import math
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -122,7 +121,6 @@ def run_to_head(
     """Layers from `first` on, without the head. Raises Error MODEL for a loss that is no cross entropy of the head's
     output, by what it does with it."""
     tail = _Tail(head)
-    grad = torch.is_grad_enabled()
     try:
         if isinstance(chain, ListChain):
             result = _run_list(chain, tail, first, values, batch)
@@ -132,7 +130,6 @@ def run_to_head(
                 result = chain.run(first, len(chain.layers), values, batch)
     finally:
         tail.end()
-        torch._C._set_grad_enabled(grad)
     return tail.found(loss_of(result))
 
 
@@ -163,6 +160,9 @@ _AS_THEY_ARE = {
     torch.Tensor.type_as,
 }
 """dtypes and devices: the loss is computed in float32, of float64 in float64, where the slices are"""
+_SUMS = ("add", "radd", "iadd", "sub", "rsub", "isub", "neg", "negative", "sum", "mean", "squeeze", "view", "reshape")
+_PRODUCTS = ("mul", "rmul", "imul", "multiply")
+_QUOTIENTS = ("div", "truediv", "idiv", "itruediv", "divide", "true_divide")
 
 
 class _Tail(TorchFunctionMode):
@@ -174,8 +174,8 @@ class _Tail(TorchFunctionMode):
         self.hidden: torch.Tensor | None = None
         self._logits: list[torch.Tensor] = []
         """the stand-in and what was made of it; kept, so that ids stay theirs"""
-        self._loss: torch.Tensor | None = None
-        """what the cross entropy gave"""
+        self._losses: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """the result of the cross entropy and what was made of it, as if it were 0, and as if it were 1"""
         self._given: tuple[torch.Tensor, torch.Tensor, float] | None = None
         """rows, targets, and the factor of their sum"""
         self._entered = False
@@ -189,7 +189,6 @@ class _Tail(TorchFunctionMode):
         self.hidden = hidden.view_as(hidden)
         numbers = torch.arange(hidden[..., 0].numel(), device=hidden.device).view(*hidden.shape[:-1], 1)
         self._logits.append(numbers)
-        torch._C._set_grad_enabled(True)  # also in an evaluation: it says what becomes of the loss
         self.__enter__()  # type: ignore[no-untyped-call]
         self._entered = True
         return numbers
@@ -201,6 +200,8 @@ class _Tail(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if any(self._at_one(one) is not None for one in (*args, *kwargs.values())):
+            return self._of_loss(func, args, kwargs)
         if not any(self._is_logits(one) for one in (*args, *kwargs.values())):
             return func(*args, **kwargs)
         if func is functional.cross_entropy:
@@ -216,6 +217,26 @@ class _Tail(TorchFunctionMode):
         if func in (torch.Tensor.size, torch.Tensor.dim, torch.Tensor.is_floating_point):
             return self._size(func, args, kwargs)
         self._refuse("views of rows, and torch.nn.functional.cross_entropy", owner if name == "__get__" else name)
+
+    def _at_one(self, value: Any) -> torch.Tensor | None:
+        return next((other for loss, other in self._losses if value is loss), None)
+
+    def _of_loss(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Sums and products of the loss, for both of its values."""
+        name = getattr(func, "__name__", str(func)).strip("_")
+        if name == "get":
+            return func(*args, **kwargs)
+        if func in _AS_THEY_ARE or name == "detach":
+            return args[0]
+        at_one = [self._at_one(one) for one in args]
+        count = sum(one is not None for one in at_one)
+        linear = (name in _SUMS) or (name in _PRODUCTS and count == 1) or (name in _QUOTIENTS and at_one[0] is not None)
+        if not linear or any(self._at_one(one) is not None for one in kwargs.values()):
+            self._refuse("a loss that is the cross entropy times a number, plus a number", f"{name} of it")
+        at_zero = func(*args, **kwargs)
+        others = [one if other is None else other for one, other in zip(args, at_one, strict=True)]
+        self._losses.append((at_zero, func(*others, **kwargs)))
+        return at_zero
 
     def _is_logits(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and any(value is one for one in self._logits)
@@ -280,22 +301,21 @@ class _Tail(TorchFunctionMode):
         number = len(targets)
         factor = 1.0 if reduction == "sum" else 1.0 / number if number > 0 else float("nan")
         self._given = rows, targets, factor
-        self._loss = torch.zeros((), dtype=torch.float64, device=self.hidden.device, requires_grad=True)
-        return self._loss * 1.0
+        zero = torch.zeros((), dtype=torch.float64, device=self.hidden.device)
+        self._losses.append((zero, zero + 1))
+        return zero
 
     def found(self, loss: torch.Tensor | None) -> ToHead:
         """`loss`: what the run returned."""
         if self.hidden is None:
             self._refuse("a model that calls its head", "no call")
-        if self._given is None or self._loss is None or not isinstance(loss, torch.Tensor):
+        at_one = self._at_one(loss)
+        if self._given is None or loss is None or at_one is None:
             self._refuse("torch.nn.functional.cross_entropy of the logits as the loss", "no call of it")
-        if loss.numel() != 1 or not _is_multiple(loss, self._loss):
-            self._refuse("a loss that is the cross entropy times a number, plus a number", "another function of it")
-        (factor,) = torch.autograd.grad(loss, self._loss, torch.ones_like(loss))
+        if loss.numel() != 1 or loss.requires_grad:
+            self._refuse("a loss of the logits alone", "one of other values of the model")
         rows, targets, own = self._given
-        if not math.isfinite(loss.item()):
-            self._refuse("a loss that is finite where the cross entropy is 0", loss.item())
-        return ToHead(self.hidden, rows, targets, own * factor.item(), loss.item())
+        return ToHead(self.hidden, rows, targets, own * (at_one - loss).item(), loss.item())
 
     def _refuse(self, expected: str, got: object) -> NoReturn:
         _refuse(f"{self.head.path}, what follows it", expected, str(got))
@@ -325,21 +345,3 @@ def _keeps_last(index: Any, dims: int) -> bool:
         for one in parts
     )
     return used < dims
-
-
-_LINEAR = ("AddBackward0", "DivBackward0", "MulBackward0", "NegBackward0", "SubBackward0", "SumBackward0",
-           "ToCopyBackward0", "ViewBackward0", "MeanBackward0", "ReshapeAliasBackward0", "SqueezeBackward0",
-           "UnsqueezeBackward0")  # fmt: skip
-
-
-def _is_multiple(loss: torch.Tensor, of: torch.Tensor) -> bool:
-    """Whether the graph of a loss leads to this one leaf alone, and once, through products with numbers and sums."""
-    node: Any = loss.grad_fn
-    while node is not None:
-        if node.name() == "torch::autograd::AccumulateGrad":
-            return bool(node.variable is of)
-        behind = [edge for edge, _ in node.next_functions if edge is not None]
-        if node.name() not in _LINEAR or len(behind) != 1:
-            return False
-        node = behind[0]
-    return False
