@@ -36,16 +36,6 @@ std::string refusal_of(const CommitVote& vote) {
 
 }  // namespace
 
-void require_host_updates(const ResidencyPlan& residency) {
-  ZR_CHECK(!residency.beside_device || residency.parameter == Residency::kDevice || residency.updates_cross_bus(),
-           ErrorCode::kConfig, "parameters rest beside a device that updates them",
-           {.where = "engine",
-            .which = "/zero_optimization/offload_optimizer/device",
-            .expected = "cpu or nvme, where offload_param.device is one of them and ranks have a GPU",
-            .got = "none",
-            .hint = "the host updates what rests in its memory: offload the optimizer too"});
-}
-
 void require_possible(const EngineSettings& settings, bool host_updates) {
   const UpdateSettings& update = settings.update;
   const auto refuse = [](const char* why, const char* expected, const std::string& got, const char* hint) {

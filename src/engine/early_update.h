@@ -34,8 +34,6 @@ struct EarlyUpdate {
 /// Throws kConfig for an update that cannot begin when the settings want it to.
 /// `host_updates`: no device updates states of its own.
 void require_possible(const EngineSettings& settings, bool host_updates);
-/// Throws kConfig for parameters that rest beside a device whose optimizer is on it.
-void require_host_updates(const ResidencyPlan& residency);
 
 /// Factor of clipping to a norm of `clipping`; 1 for 0.
 [[nodiscard]] double clip_coefficient(double clipping, double norm);

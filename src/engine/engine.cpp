@@ -118,7 +118,6 @@ void Engine::build_groups() {
                               {.asynchronous = device_.asynchronous(),
                                .narrow_buckets = exchange.narrow_buckets,
                                .beside_device = !kernels_->on_host()});
-  for (const auto& group : groups_) require_host_updates(group->spec().plan.residency);
   settings_.plan = groups_.front()->spec().plan;
 }
 

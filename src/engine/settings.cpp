@@ -36,6 +36,7 @@ Residency residency_named(const std::string& device) {
 ResidencyPlan residency_of(const OffloadConfig& offload) {
   return {.optimizer = residency_named(offload.optimizer_device),
           .parameter = residency_named(offload.parameter_device),
+          .gradient = offload.gradients == "host" ? Residency::kHost : Residency::kDevice,
           .optimizer_ratio = offload.ratio,
           .block_elements = offload.block_elements,
           .slots = offload.buffer_count,

@@ -183,8 +183,9 @@ void ShardGroup::allocate(const GroupResources& shared, OperationId step, const 
                                           shared.kernels, backend, shared.files);
   parameters_ = std::make_unique<ParameterStore>(layout(), spec_.plan, *memory_, backend, shared.device,
                                                  shared.gather_stream, shared.kernels, *binder_, shared.counters);
-  gradients_ = std::make_unique<GradientStore>(layout(), spec_.plan, micro_steps, *memory_, backend,
-                                               shared.reduce_stream, shared.kernels, shared.device.ledger());
+  gradients_ =
+      std::make_unique<GradientStore>(layout(), spec_.plan, micro_steps, *memory_, backend, shared.reduce_stream,
+                                      shared.kernels, shared.host_kernels, shared.device.ledger());
   updater_ = std::make_unique<Updater>(layout(), shared.optimizer, *memory_, backend, shared.kernels,
                                        shared.host_kernels, shared.reduce_stream);
   gradients_->set_operations(step, names);

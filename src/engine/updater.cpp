@@ -100,7 +100,8 @@ void Updater::add_pieces(int flat, const Run& run, std::vector<Piece>& pieces) {
                         .range = {at, end},
                         .step = run.step,
                         .group = run.group,
-                        .sums = sums + static_cast<std::size_t>(at - part.begin) * element});
+                        .sums = sums + static_cast<std::size_t>(at - part.begin) * element,
+                        .beside_device = sums_beside_device()});
       at = end;
     }
   };
@@ -137,8 +138,9 @@ void Updater::hold() {
       const Range part = intersect(updated, shard);
       if (part.size() == 0) continue;
       const std::size_t bytes = array_bytes(part.size(), accumulation);
-      kernels_.copy(memory_.held(flat) + array_bytes(part.begin - updated.begin, accumulation),
-                    sums_of(flat, owner) + array_bytes(part.begin - shard.begin, accumulation), bytes, stream_);
+      Kernels& kernels = memory_.sums_leave_device() ? host_ : kernels_;
+      kernels.copy(memory_.held(flat) + array_bytes(part.begin - updated.begin, accumulation),
+                   sums_of(flat, owner) + array_bytes(part.begin - shard.begin, accumulation), bytes, stream_);
       count_sums(owner, bytes);
     }
   }
@@ -206,19 +208,24 @@ std::vector<Range> Updater::blocks_of(int flat, const Range& range) const {
 Updater::Crossing Updater::cross(const Piece& piece, BusSlot slot) {
   const FlatLayout& layout = layout_.flat(piece.flat);
   const auto n = piece.range.size();
-  const DType dtype = memory_.update_dtype(piece.flat);
-  const std::byte* sums = piece.sums;
-  if (dtype != layout.accumulation()) {
-    // Rounded on the device, so half as many bytes cross.
-    std::byte* const rounded = slot.on_device().data();
-    const Stream& down = memory_.bus()->down();
-    down.enqueue([this, rounded, dtype, sums, from = layout.accumulation(), n, down] {
-      kernels_.convert(rounded, dtype, sums, from, n, down);
-    });
-    sums = rounded;
+  Crossing crossing{.slot = std::move(slot), .sums = piece.sums, .dtype = layout.accumulation()};
+  if (!piece.beside_device) {
+    const DType dtype = memory_.update_dtype(piece.flat);
+    const std::byte* sums = piece.sums;
+    if (dtype != layout.accumulation()) {
+      // Rounded on the device, so half as many bytes cross.
+      std::byte* const rounded = crossing.slot.on_device().data();
+      const Stream& down = memory_.bus()->down();
+      down.enqueue([this, rounded, dtype, sums, from = layout.accumulation(), n, down] {
+        kernels_.convert(rounded, dtype, sums, from, n, down);
+      });
+      sums = rounded;
+    }
+    crossing.slot.fetch(0, sums, array_bytes(n, dtype));
+    crossing.sums = crossing.slot.bytes().data();
+    crossing.dtype = dtype;
+    crossing.param_at = align_up(array_bytes(n, dtype), kSegmentAlignBytes);
   }
-  slot.fetch(0, sums, array_bytes(n, dtype));
-  Crossing crossing{.slot = std::move(slot), .param_at = align_up(array_bytes(n, dtype), kSegmentAlignBytes)};
   if (brings_parameter(piece.flat)) {
     const std::byte* const param =
         memory_.parameters(piece.flat) +
@@ -248,11 +255,47 @@ void Updater::update_beside_device(std::span<const Piece> next, const StateView&
   std::byte* const in_slot = crossing.slot.bytes().data();
   const bool in_blocks = memory_.filed_parameters() != nullptr;
   std::byte* const param = in_blocks ? view.parameter(piece.range.begin) : in_slot + crossing.param_at;
-  update_piece(piece, view, {.param = param, .sums = in_slot, .dtype = memory_.update_dtype(piece.flat)}, factor,
-               hyper);
+  update_piece(piece, view, {.param = param, .sums = crossing.sums, .dtype = crossing.dtype}, factor, hyper);
   if (in_blocks) return;
   crossing.slot.send(crossing.param_at, view.parameter(piece.range.begin),
                      array_bytes(piece.range.size(), layout.dtype), up_);
+}
+
+void Updater::update_on_device(const Piece& piece, const std::shared_ptr<StateView>& view, double factor,
+                               const GroupHyper& hyper) {
+  const FlatLayout& layout = layout_.flat(piece.flat);
+  const auto n = piece.range.size();
+  const std::size_t sum_bytes = piece.beside_device ? array_bytes(n, layout.accumulation()) : 0;
+  const std::size_t param_bytes = memory_.filed_parameters() == nullptr ? 0 : array_bytes(n, layout.dtype);
+  Return back{
+      .slot = memory_.bus()->take(), .param_at = align_up(sum_bytes, kSegmentAlignBytes), .piece = piece, .view = view};
+  const auto bring = [&](std::size_t at, const std::byte* from, std::size_t bytes) {
+    if (bytes == 0) return;
+    host_.copy(back.slot.bytes().data() + at, from, bytes, stream_);
+    back.slot.send(at, back.slot.on_device().data() + at, bytes, stream_);
+  };
+  bring(0, piece.sums, sum_bytes);
+  bring(back.param_at, view->parameter(piece.range.begin), param_bytes);
+  std::byte* const on_device = back.slot.on_device().data();
+  update_piece(piece, *view,
+               {.param = param_bytes > 0 ? on_device + back.param_at : view->parameter(piece.range.begin),
+                .sums = sum_bytes > 0 ? on_device : piece.sums,
+                .dtype = layout.accumulation()},
+               factor, hyper);
+  if (param_bytes == 0) return;
+  memory_.bus()->down().order_after(stream_.record());
+  back.slot.fetch(back.param_at, on_device + back.param_at, param_bytes);
+  returns_.push_back(std::move(back));
+  take_back(1);
+}
+
+void Updater::take_back(std::size_t left) {
+  for (; returns_.size() > left; returns_.pop_front()) {
+    Return& back = returns_.front();
+    back.slot.wait();
+    host_.copy(back.view->parameter(back.piece.range.begin), back.slot.bytes().data() + back.param_at,
+               array_bytes(back.piece.range.size(), layout_.flat(back.piece.flat).dtype), stream_);
+  }
 }
 
 void Updater::look_ahead(std::span<const Piece> next, std::span<const int> flats) {
@@ -288,9 +331,11 @@ void Updater::update_flats(std::span<const int> flats, const std::vector<bool>& 
     for (const Run& run : runs_of(flat, has_grad)) add_pieces(flat, run, pieces);
   }
   const bool on_bus = memory_.updates_cross_bus();
+  const bool to_device = !on_bus && memory_.bus() != nullptr;
   crossings_.clear();  // of an update that an error ended
+  returns_.clear();
   if (on_bus) memory_.bus()->down().order_after(stream_.record());
-  std::optional<StateView> view;  // of the elements that come together: one lease, and one write
+  std::shared_ptr<StateView> view;  // of the elements that come together: one lease, and one write
   Range together{};
   int viewed = -1;
   for (std::size_t next = 0; next < pieces.size(); ++next) {
@@ -299,7 +344,7 @@ void Updater::update_flats(std::span<const int> flats, const std::vector<bool>& 
     if (piece.flat != viewed || piece.range.begin >= together.end) {
       view.reset();
       look_ahead(rest, flats);
-      view.emplace(memory_.view(piece.flat, piece.range.begin, Access::kUpdate));
+      view = std::make_shared<StateView>(memory_.view(piece.flat, piece.range.begin, Access::kUpdate));
       together = memory_.together(piece.flat, piece.range.begin);
       viewed = piece.flat;
     }
@@ -307,6 +352,8 @@ void Updater::update_flats(std::span<const int> flats, const std::vector<bool>& 
     hyper.lr *= terms.lr_factor;
     if (on_bus) {
       update_beside_device(rest, *view, terms.factor, hyper);
+    } else if (to_device) {
+      update_on_device(piece, view, terms.factor, hyper);
     } else {
       const Place place{.param = view->parameter(piece.range.begin),
                         .sums = piece.sums,
@@ -314,6 +361,8 @@ void Updater::update_flats(std::span<const int> flats, const std::vector<bool>& 
       update_piece(piece, *view, place, terms.factor, hyper);
     }
   }
+  view.reset();
+  take_back(0);
   if (on_bus) stream_.order_after(up_.record());
   for (const int flat : flats) {
     updated_[static_cast<std::size_t>(flat)] = true;
@@ -325,6 +374,7 @@ void Updater::forget_updated() {
   order_.clear();
   updated_.assign(updated_.size(), false);
   crossings_.clear();
+  returns_.clear();
 }
 
 void Updater::update(const std::vector<bool>& has_grad, const UpdateTerms& terms) {

@@ -2,10 +2,15 @@
 //
 // Where states rest beside a device, the host makes the update, a pipeline over the slots of a DeviceBus:
 //
-//   piece j+2   sums (and parameters) cross the bus to a slot
+//   piece j+2   sums (and parameters) cross the bus to a slot; sums that rest in host memory are there
 //   piece j+1   the same, under way
 //   piece j     its states come, the host updates it in the slot
 //   piece j-1   new parameters cross the bus back
+//
+// Where the optimizer's states are on the device, and sums or parameters rest beside it, the device makes the update:
+//
+//   piece j     sums and parameters cross to memory of a slot on the device, which updates them there
+//   piece j-1   new parameters have come back, and go to where they rest
 #pragma once
 
 #include "zero/model_memory.h"
@@ -16,6 +21,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -80,10 +86,15 @@ class Updater {
     std::int64_t step = 0;
     int group = 0;
     const std::byte* sums = nullptr;
+    bool beside_device = false;  ///< where the sums are
   };
   /// One pipeline over the pieces of all of them.
   void update_flats(std::span<const int> flats, const std::vector<bool>& has_grad, const UpdateTerms& terms);
   void add_pieces(int flat, const Run& run, std::vector<Piece>& pieces);
+  /// The sums of pieces rest in host memory beside a device.
+  [[nodiscard]] bool sums_beside_device() const {
+    return is_held_ ? memory_.held_beside_device() : memory_.sums_leave_device();
+  }
   /// Where the sums of `owner` begin.
   [[nodiscard]] const std::byte* sums_of(int flat, int owner);
   void count_sums(int owner, std::size_t bytes);
@@ -95,15 +106,30 @@ class Updater {
   };
   void update_piece(const Piece& piece, const StateView& view, const Place& place, double factor,
                     const GroupHyper& hyper);
-  /// A piece whose sums, and parameters if they are on the device, are on the bus.
+  /// A piece whose sums and parameters, if they are on the device, are on the bus.
   struct Crossing {
     BusSlot slot;
+    std::size_t param_at = 0;         ///< in the slot
+    const std::byte* sums = nullptr;  ///< in the slot, or where they rest
+    DType dtype = DType::kFloat32;    ///< of the sums
+  };
+  /// A piece that the device has updated in memory of a slot, and the lease on where its parameters rest.
+  struct Return {
+    BusSlot slot;
     std::size_t param_at = 0;  ///< in the slot
+    Piece piece{};
+    std::shared_ptr<StateView> view{};
   };
   /// Starts as many crossings of `next` as there are slots.
   void cross_ahead(std::span<const Piece> next);
   Crossing cross(const Piece& piece, BusSlot slot);
   void update_beside_device(std::span<const Piece> next, const StateView& view, double factor, const GroupHyper& hyper);
+  /// The device makes the update of what comes to it. Memory of slots on the device is written in the stream of
+  /// reductions alone, after what reads it there.
+  void update_on_device(const Piece& piece, const std::shared_ptr<StateView>& view, double factor,
+                        const GroupHyper& hyper);
+  /// Blocks until new parameters are where they rest, of all pieces but the last `left`.
+  void take_back(std::size_t left);
   /// The update reads the parameter, which is on the device.
   [[nodiscard]] bool brings_parameter(int flat) const;
   /// Starts to bring the states of `next`, the rest of `flats`, and of flats after these.
@@ -126,6 +152,7 @@ class Updater {
   std::vector<int> order_;       ///< flats, as they were updated
   std::vector<int> last_order_;  ///< of the last update
   std::deque<Crossing> crossings_;
+  std::deque<Return> returns_;
 };
 
 }  // namespace zeroth

@@ -71,6 +71,10 @@ void BusSlot::fetch(std::size_t at, const std::byte* from, std::size_t bytes) {
   bus_->counters_.down += bytes;
 }
 
+bool BusSlot::ready() const {
+  return bus_->slots_[number_].last.ready();
+}
+
 void BusSlot::wait() {
   bus_->slots_[number_].last.wait();
 }

@@ -40,10 +40,13 @@ class [[nodiscard]] BusSlot {
 
   /// At a multiple of 64 bytes. The host may touch what fetch() fills after wait(), and nothing after send().
   [[nodiscard]] std::span<std::byte> bytes() const;
-  /// Memory of the device that belongs to the slot, for what the device makes before it crosses.
+  /// Memory of the device that belongs to the slot, for what the device makes before it crosses, or of what has
+  /// crossed.
   [[nodiscard]] std::span<std::byte> on_device() const;
   /// Starts to copy from the device to the slot's bytes from `at` on. Never blocks.
   void fetch(std::size_t at, const std::byte* from, std::size_t bytes);
+  /// Whether everything that was fetched is there. Never blocks.
+  [[nodiscard]] bool ready() const;
   /// Blocks until everything that was fetched is there. Throws the errors of the device.
   void wait();
   /// Starts to copy the slot's bytes from `at` on to the device, in `stream`. Never blocks.

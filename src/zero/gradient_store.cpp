@@ -25,7 +25,8 @@ std::vector<int> sole_users(const SlotTable& table) {
 }  // namespace
 
 GradientStore::GradientStore(const ModelLayout& model, const ShardingPlan& plan, int micro_steps, ModelMemory& memory,
-                             CommBackend& backend, Stream reduce_stream, Kernels& kernels, MemoryLedger& ledger)
+                             CommBackend& backend, Stream reduce_stream, Kernels& kernels, Kernels& host,
+                             MemoryLedger& ledger)
     : model_(model),
       plan_(plan),
       micro_steps_(micro_steps),
@@ -33,8 +34,8 @@ GradientStore::GradientStore(const ModelLayout& model, const ShardingPlan& plan,
       reduce_stream_(std::move(reduce_stream)),
       kernels_(kernels),
       slot_holder_(sole_users(memory.bucket_table())),
-      shards_(std::make_unique<ReducedShards>(model, memory, kernels, reduce_stream_, ledger, backend.node_sizes(),
-                                              slot_holder_)),
+      shards_(std::make_unique<ReducedShards>(model, memory, kernels, host, reduce_stream_, ledger,
+                                              backend.node_sizes(), slot_holder_)),
       flats_(model.flats.size()),
       ring_positions_(ring_positions(model)),
       ring_open_(static_cast<std::size_t>(plan.ring_slots), -1),

@@ -44,9 +44,9 @@ class ReducedShards;
 
 class GradientStore {
  public:
-  /// Borrows all references, which must outlive it.
+  /// Borrows all references, which must outlive it. `host`: kernels of the host, see ReducedShards.
   GradientStore(const ModelLayout& model, const ShardingPlan& plan, int micro_steps, ModelMemory& memory,
-                CommBackend& backend, Stream reduce_stream, Kernels& kernels, MemoryLedger& ledger);
+                CommBackend& backend, Stream reduce_stream, Kernels& kernels, Kernels& host, MemoryLedger& ledger);
   GradientStore(const GradientStore&) = delete;
   GradientStore& operator=(const GradientStore&) = delete;
   ~GradientStore();

@@ -2,6 +2,7 @@
 // unit buckets close, which is that of the model's backward on all ranks.
 #include "zero/call_tags.h"
 #include "zero/gradient_exchange.h"
+#include "zero/landing_sums.h"
 #include "zero/matched_sums.h"
 
 #include <zeroth/base/failpoint.h>
@@ -25,9 +26,14 @@ class MatchedExchange final : public GradientExchange {
         sub_group_(model_, backend_, memory_.degrees().gradient, 1, "gradients"),
         sums_(context),
         published_(model_.flats.size()),
-        final_(model_.flats.size()) {}
+        final_(model_.flats.size()) {
+    if (memory_.sums_leave_device()) landing_.emplace(model_, memory_, shards_, reduce_stream_);
+  }
 
-  void await_slot(int /*unit*/, const std::function<bool(int)>& /*skip*/) override { reduce_stream_.synchronize(); }
+  void await_slot(int /*unit*/, const std::function<bool(int)>& /*skip*/) override {
+    if (landing_) landing_->await_copies();
+    reduce_stream_.synchronize();
+  }
 
   void publish(int flat, DType dtype, bool last) override {
     ZR_FAILPOINT("matched.reduce");
@@ -41,16 +47,21 @@ class MatchedExchange final : public GradientExchange {
     const Range updated = memory_.update_range(flat);
     if (updated.begin < own.begin || updated.end > own.end || memory_.degrees().sums_groups()) return false;
     const std::optional<Event>& reduced = final_[static_cast<std::size_t>(flat)];
-    return reduced && reduced->ready();
+    return reduced && reduced->ready() && (!landing_ || landing_->has_landed(flat));
   }
 
   void set_before_wait(std::function<void()> /*hook*/) override {}
-  void progress() override {}
+  void progress() override {
+    if (landing_) landing_->progress();
+  }
   void close_backward(std::uint64_t /*next*/) override {}
 
   void sync(OperationId what, std::string_view name) override { matched_sync(what, name, backend_, reduce_stream_); }
 
-  void await_sums(std::uint64_t /*next*/) override { reduce_stream_.synchronize(); }
+  void await_sums(std::uint64_t /*next*/) override {
+    reduce_stream_.synchronize();
+    if (landing_) landing_->finish();
+  }
 
   void combine_sums(std::uint64_t /*next*/) override {
     if (sums_.combines()) sums_.combine(published_);
@@ -60,6 +71,7 @@ class MatchedExchange final : public GradientExchange {
   void begin_step() override {
     published_.assign(published_.size(), 0);
     final_.assign(final_.size(), std::nullopt);
+    if (landing_) landing_->begin_step();
   }
   void restored(int flat) override { published_[static_cast<std::size_t>(flat)] = 1; }
   [[nodiscard]] std::uint64_t spills() const override { return 0; }
@@ -80,7 +92,7 @@ class MatchedExchange final : public GradientExchange {
       published_[static_cast<std::size_t>(flat)] = 1;
       reduce_stream_.enqueue([this, flat, bucket, dtype, part] {
         const Summand sum{.data = bucket + array_bytes(part.begin, dtype), .dtype = dtype, .rank = memory_.rank()};
-        shards_.add(flat, {&sum, 1});
+        add(flat, sum);
       });
       return;
     }
@@ -93,10 +105,16 @@ class MatchedExchange final : public GradientExchange {
     reduce_stream_.enqueue([this, flat, accumulation, in_place, own, work] {
       work.wait();
       const Summand sum{.data = own, .dtype = accumulation};
-      in_place ? shards_.add(flat, {&sum, 1}) : shards_.arrived(flat);
+      in_place ? add(flat, sum) : shards_.arrived(flat);
     });
     if (reduce_stream_.runs_inline())
       reduce_stream_.synchronize();  // an error, if there is one, here and not at the step
+  }
+
+  /// A new sum, in the flat's bucket.
+  void add(int flat, const Summand& sum) {
+    if (landing_) return landing_->start(flat, static_cast<const std::byte*>(sum.data), sum.dtype);
+    shards_.add(flat, {&sum, 1});
   }
 
   const ModelLayout& model_;
@@ -108,6 +126,7 @@ class MatchedExchange final : public GradientExchange {
   MatchedSums sums_;
   std::vector<std::uint8_t> published_;      ///< one a flat: reduced in this step
   std::vector<std::optional<Event>> final_;  ///< one a flat: its last reduction of this step
+  std::optional<LandingSums> landing_;       ///< of sums that rest beside the device
 };
 
 }  // namespace

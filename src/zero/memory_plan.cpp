@@ -90,15 +90,17 @@ Buckets plan_buckets(const ModelLayout& model, const ShardingPlan& plan, int mic
   Buckets buckets;
   const std::vector<DType> dtypes = bucket_dtypes(model, plan, micro_steps);
   const bool once = micro_steps == 1 || plan.policy == ReductionPolicy::kPerStep;
+  const bool leave = plan.sums_leave_device(model.world);
   for (std::size_t flat = 0; flat < model.flats.size(); ++flat) {
     const FlatLayout& layout = model.flats[flat];
     const bool wide = dtypes[flat] == layout.accumulation();
     buckets.bytes.push_back(layout.trainable ? array_bytes(layout.length, dtypes[flat]) : 0);
     buckets.wide_bytes.push_back(layout.trainable && !wide ? layout.accumulation_bytes() : 0);
-    buckets.hold_sums.push_back(once && layout.trainable && wide);
+    buckets.hold_sums.push_back(once && layout.trainable && wide && !leave);
   }
-  buckets.ring = !plan.holds_all_buckets(micro_steps);
-  if (!buckets.ring || !once) return buckets;
+  // What has left the device needs no bucket any more, whatever the placement.
+  buckets.ring = leave ? !plan.accumulates_in_buckets(micro_steps) : !plan.holds_all_buckets(micro_steps);
+  if (!buckets.ring || !once || leave) return buckets;
   const SlotTable ring = make_slot_table(model, buckets.bytes, true, plan.ring_slots);
   // Backward goes through the model from its end: the first unit of a slot is the last to use it.
   std::vector<bool> last(model.units.size(), false);
@@ -156,7 +158,8 @@ SlotTable gathered_slots(const ModelLayout& model, const ShardingPlan& plan) {
 
 std::vector<DType> bucket_dtypes(const ModelLayout& model, const ShardingPlan& plan, int micro_steps) {
   const bool narrow = plan.narrow_buckets && model.world > 1 && !plan.gathers_into_buckets() &&
-                      !plan.accumulates_in_buckets(micro_steps);
+                      !plan.accumulates_in_buckets(micro_steps) &&
+                      !plan.sums_leave_device(model.world);  // sums are formed in the bucket that they leave
   std::vector<DType> dtypes;
   for (const FlatLayout& flat : model.flats) {
     const bool tied = std::ranges::any_of(flat.segments, [&model](const Segment& segment) {

@@ -231,7 +231,7 @@ Range ModelMemory::together(int flat, std::int64_t element) const {
   for (const auto* blocks : {blocked_.get(), filed_parameters_.get()}) {
     if (blocks != nullptr && blocks->has(flat)) range = intersect(range, blocks->block_of(flat, element));
   }
-  if (updates_cross_bus()) {
+  if (bus_ != nullptr) {
     const std::int64_t block = plan_.residency.block_elements;
     const std::int64_t begin = update_range(flat).begin;
     const std::int64_t first = begin + (element - begin) / block * block;

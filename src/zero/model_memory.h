@@ -68,7 +68,7 @@ class ModelMemory {
  public:
   /// Collective and blocking if ranks read each other's memory: every rank attaches its shared arena. Allocates the
   /// rows of state_table(). Borrows all references but `files`, which must outlive it. Throws kOutOfMemory, kResource,
-  /// kIo, kConfig for parameters beside a device whose states are on it, and the errors of the transport.
+  /// kIo, and the errors of the transport.
   ModelMemory(const ModelLayout& model, const ShardingPlan& plan, std::span<const StateDeclaration> states,
               int micro_steps, Device& device, Kernels& kernels, CommBackend& backend, const StateFiles& files = {});
   ModelMemory(const ModelMemory&) = delete;
@@ -85,7 +85,7 @@ class ModelMemory {
   /// and have the element at rest; the plan must share parameters.
   [[nodiscard]] const std::byte* peer_parameters(int flat, int rank, std::int64_t element) const;
   /// The elements whose states come together with those of `element`, which must be inside the update range: a block,
-  /// or the whole update range. Where updates cross a bus: no more than a slot of it has room for.
+  /// or the whole update range. Where something crosses a bus: no more than a slot of it has room for.
   [[nodiscard]] Range together(int flat, std::int64_t element) const;
   /// The states of elements that come together. Blocks for a tier. Masters start as the initial values.
   [[nodiscard]] StateView view(int flat, std::int64_t element, Access access);
@@ -130,6 +130,16 @@ class ModelMemory {
   [[nodiscard]] Range micro_step_part(int flat) const { return model_.flat(flat).part(rank_, degrees_.gradient); }
   /// The sums of update_range() of the step before, in the accumulation dtype; null unless the plan holds_gradients.
   [[nodiscard]] std::byte* held(int flat) const { return held_[index(flat)]; }
+  /// The sums rest in host memory beside the device, see ShardingPlan::sums_leave_device().
+  [[nodiscard]] bool sums_leave_device() const { return plan_.sums_leave_device(model_.world); }
+  /// The same of held().
+  [[nodiscard]] bool held_beside_device() const {
+    return plan_.residency.beside_device && plan_.residency.gradient == Residency::kHost;
+  }
+  /// Slots of bus().
+  [[nodiscard]] int bus_slots() const { return plan_.residency.slots; }
+  /// Elements of a flat that cross in one of them.
+  [[nodiscard]] std::int64_t bus_elements() const { return plan_.residency.block_elements; }
   /// See sums_in_buckets().
   [[nodiscard]] bool sums_in_bucket(int flat) const { return sums_in_buckets_[index(flat)]; }
   /// True if other ranks read this rank's sums after the commit vote, in memory of its next gradients or sums. Then no

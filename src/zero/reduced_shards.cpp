@@ -8,11 +8,13 @@
 
 namespace zeroth {
 
-ReducedShards::ReducedShards(const ModelLayout& model, ModelMemory& memory, Kernels& kernels, Stream stream,
-                             MemoryLedger& ledger, std::span<const int> node_sizes, const std::vector<int>& slot_units)
+ReducedShards::ReducedShards(const ModelLayout& model, ModelMemory& memory, Kernels& kernels, Kernels& host,
+                             Stream stream, MemoryLedger& ledger, std::span<const int> node_sizes,
+                             const std::vector<int>& slot_units)
     : model_(model),
       memory_(memory),
       kernels_(kernels),
+      host_(host),
       stream_(std::move(stream)),
       ledger_(ledger),
       slot_units_(slot_units),
@@ -88,8 +90,28 @@ void ReducedShards::combined(int flat) {
 
 void ReducedShards::measure(int flat, const std::byte* target, std::int64_t n) {
   const FlatLayout& layout = model_.flat(flat);
-  kernels_.measure(target, layout.accumulation(), n, layout.grad_factor, norms_[static_cast<std::size_t>(flat)],
-                   stream_);
+  Kernels& kernels = memory_.sums_leave_device() ? host_ : kernels_;
+  kernels.measure(target, layout.accumulation(), n, layout.grad_factor, norms_[static_cast<std::size_t>(flat)],
+                  stream_);
+  has_sums_[static_cast<std::size_t>(flat)] = true;
+}
+
+void ReducedShards::land(int flat, const Landed& part) {
+  const FlatLayout& layout = model_.flat(flat);
+  const void* const values = part.values;
+  PendingNorm norm;
+  host_.sum({.dst = memory_.micro_step_sums(flat) + array_bytes(part.at, layout.accumulation()),
+             .dst_dtype = layout.accumulation(),
+             .accumulate = part.accumulates,
+             .sources = &values,
+             .num_sources = 1,
+             .src_dtype = part.dtype,
+             .n = part.elements},
+            layout.grad_factor, norm, stream_);
+  PendingNorm& of_flat = norms_[static_cast<std::size_t>(flat)];
+  kernels::NormAccumulator whole = part.at == 0 ? kernels::NormAccumulator{} : of_flat.value();
+  whole.merge(norm.value());
+  of_flat.begin() = whole;
   has_sums_[static_cast<std::size_t>(flat)] = true;
 }
 

@@ -45,14 +45,26 @@ class ReducedShards {
  public:
   /// `node_sizes`: CommBackend's. `slot_units`: the unit whose bucket lies in each bucket slot, -1; who may change an
   /// entry has waited for the events of that unit.
-  ReducedShards(const ModelLayout& model, ModelMemory& memory, Kernels& kernels, Stream stream, MemoryLedger& ledger,
-                std::span<const int> node_sizes, const std::vector<int>& slot_units);
+  /// `host`: kernels of the host, for sums that rest there beside a device.
+  ReducedShards(const ModelLayout& model, ModelMemory& memory, Kernels& kernels, Kernels& host, Stream stream,
+                MemoryLedger& ledger, std::span<const int> node_sizes, const std::vector<int>& slot_units);
 
   /// One reduction event: the sum of `sources` (from each rank that took part, in rank order), along the nodes, is
   /// added to what earlier events of the step left, or stored if it is the first.
   void add(int flat, std::span<const Summand> sources);
   /// The same where the transport has left the new sum at ModelMemory::micro_step_sums().
   void arrived(int flat);
+  /// A part of a new sum has come to host memory: elements from `at` on of ModelMemory::micro_step_part(). They are
+  /// added to what rests there, or stored.
+  struct Landed {
+    std::int64_t at = 0;
+    std::int64_t elements = 0;
+    const std::byte* values = nullptr;
+    DType dtype = DType::kFloat32;
+    bool accumulates = false;
+  };
+  /// The parts of an event come in order.
+  void land(int flat, const Landed& part);
   /// The flat's bucket will hold further gradients of this step, its own or another's: its sums, those of earlier
   /// events and of later ones, lie elsewhere until settle(). No event of the flat may be under way.
   void vacate(int flat);
@@ -94,6 +106,7 @@ class ReducedShards {
   const ModelLayout& model_;
   ModelMemory& memory_;
   Kernels& kernels_;
+  Kernels& host_;
   Stream stream_;  ///< of reductions
   MemoryLedger& ledger_;
   std::vector<int> node_of_;  ///< each rank

@@ -25,6 +25,17 @@ bool is_of_elements(StateShape shape) {
   return shape == StateShape::kElement || shape == StateShape::kRank;
 }
 
+/// Of gradients. Beside a device, what other ranks take of them stays there.
+Residency residency_of_sums(const ShardingPlan& plan, int world) {
+  const bool stays = plan.residency.beside_device && !plan.sums_leave_device(world);
+  return stays ? Residency::kDevice : plan.residency.gradient;
+}
+
+/// What an update needs in blocks, and what a gather reads.
+bool has_blocks(StateKind kind) {
+  return kind == StateKind::kParameter || kind == StateKind::kMaster || kind == StateKind::kOptimizer;
+}
+
 /// Of a state of the optimizer. Whoever updates it has all of it: the host, or, in one memory with it, the device.
 Residency residency_of(const ResidencyPlan& plan, StateShape shape) {
   if (shape == StateShape::kElement) return plan.optimizer;
@@ -80,7 +91,8 @@ std::vector<StateRow> state_table(const ModelLayout& model, const ShardingPlan& 
       row.flat = static_cast<int>(index);
       row.unit = flat.unit;
       row.entries = entries_of(model, flat, row.range, row.shape);
-      row.in_blocks = row.shape == StateShape::kElement && plan.residency.in_blocks(row.residency);
+      row.in_blocks =
+          has_blocks(row.kind) && row.shape == StateShape::kElement && plan.residency.in_blocks(row.residency);
       rows.push_back(std::move(row));
     };
     add({.kind = StateKind::kParameter,
@@ -118,7 +130,8 @@ std::vector<StateRow> state_table(const ModelLayout& model, const ShardingPlan& 
            .name = std::string(kHeldGradient),
            .range = updated,
            .degree = degrees.optimizer,
-           .dtype = flat.accumulation()});
+           .dtype = flat.accumulation(),
+           .residency = plan.residency.gradient});
     }
     if (in_buckets[index]) continue;
     add({.kind = StateKind::kSums,
@@ -126,6 +139,7 @@ std::vector<StateRow> state_table(const ModelLayout& model, const ShardingPlan& 
          .range = sums_range(model, plan, static_cast<int>(index), rank),
          .degree = plan.gathers_into_buckets() ? degrees.gradient : std::min(degrees.gradient, degrees.sums),
          .dtype = flat.accumulation(),
+         .residency = residency_of_sums(plan, model.world),
          .shared = plan.shares_sums(model.world)});
   }
   return rows;
@@ -231,36 +245,58 @@ void require_parameter_slots(const ModelLayout& model, const ShardingPlan& plan)
   }
 }
 
-std::size_t bus_slot_bytes(const ModelLayout& model, const ShardingPlan& plan, int rank) {
+namespace {
+
+/// What a slot of the bus has room for, of one flat.
+struct BusNeeds {
+  std::size_t slot = 0;
+  std::size_t on_device = 0;
+};
+
+BusNeeds bus_needs(const ModelLayout& model, const ShardingPlan& plan, int flat, int rank) {
   const ResidencyPlan& residency = plan.residency;
   const Degrees degrees = plan.degrees(model.world);
-  const bool updates = residency.updates_cross_bus();
-  const bool gathers = residency.beside_device && residency.in_blocks(residency.parameter);
-  std::size_t most = 0;
+  const FlatLayout& layout = model.flat(flat);
   const auto bytes_of = [&residency](const Range& range, DType dtype) {
     return align_up(array_bytes(std::min(range.size(), residency.block_elements), dtype), kSegmentAlignBytes);
   };
-  for (const FlatLayout& flat : model.flats) {
-    if (gathers) most = std::max(most, bytes_of(flat.part(rank, degrees.parameter), flat.dtype));
-    if (!updates || !flat.trainable) continue;
-    const Range updated = flat.part(rank, degrees.optimizer);
-    most = std::max(
-        most, bytes_of(updated, dtype_of_sums(plan, flat.dtype, flat.accumulation())) + bytes_of(updated, flat.dtype));
+  const bool gathers = residency.in_blocks(residency.parameter);
+  const bool leave = plan.sums_leave_device(model.world);
+  BusNeeds needs;
+  if (gathers) needs.slot = bytes_of(layout.part(rank, degrees.parameter), layout.dtype);
+  if (!layout.trainable) return needs;
+  if (leave) needs.slot = std::max(needs.slot, bytes_of(sums_range(model, plan, flat, rank), layout.accumulation()));
+  const Range updated = layout.part(rank, degrees.optimizer);
+  const std::size_t param = bytes_of(updated, layout.dtype);
+  if (!residency.updates_cross_bus()) {  // what the device updates
+    needs.on_device = (leave ? bytes_of(updated, layout.accumulation()) : 0) + (gathers ? param : 0);
+    needs.slot = std::max(needs.slot, needs.on_device);
+    return needs;
+  }
+  const DType dtype = dtype_of_sums(plan, layout.dtype, layout.accumulation());
+  const std::size_t sums = leave ? 0 : bytes_of(updated, dtype);
+  needs.slot = std::max(needs.slot, sums + param);
+  if (dtype != layout.accumulation()) needs.on_device = sums;
+  return needs;
+}
+
+BusNeeds bus_needs(const ModelLayout& model, const ShardingPlan& plan, int rank) {
+  BusNeeds most;
+  for (int flat = 0; plan.residency.beside_device && flat < static_cast<int>(model.flats.size()); ++flat) {
+    const BusNeeds needs = bus_needs(model, plan, flat, rank);
+    most = {std::max(most.slot, needs.slot), std::max(most.on_device, needs.on_device)};
   }
   return most;
 }
 
+}  // namespace
+
+std::size_t bus_slot_bytes(const ModelLayout& model, const ShardingPlan& plan, int rank) {
+  return bus_needs(model, plan, rank).slot;
+}
+
 std::size_t bus_device_bytes(const ModelLayout& model, const ShardingPlan& plan, int rank) {
-  if (!plan.residency.updates_cross_bus()) return 0;
-  const Degrees degrees = plan.degrees(model.world);
-  std::size_t most = 0;
-  for (const FlatLayout& flat : model.flats) {
-    const DType dtype = dtype_of_sums(plan, flat.dtype, flat.accumulation());
-    if (!flat.trainable || dtype == flat.accumulation()) continue;
-    const std::int64_t elements = std::min(flat.part(rank, degrees.optimizer).size(), plan.residency.block_elements);
-    most = std::max(most, align_up(array_bytes(elements, dtype), kSegmentAlignBytes));
-  }
-  return most;
+  return bus_needs(model, plan, rank).on_device;
 }
 
 std::size_t bus_memory(const ModelLayout& model, const ShardingPlan& plan, int rank) {

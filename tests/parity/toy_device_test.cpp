@@ -7,6 +7,9 @@
 #include "support/grid_kernels.h"
 #include "toy_engine.h"
 
+#include <zeroth/zero/bus_traffic.h>
+#include <zeroth/zero/tier_plan.h>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -66,6 +69,11 @@ class OnFakeGpu {
   /// Nothing that no program may do, and nothing left.
   /// Streams run no further than somebody waits for.
   void run_late() { gpu_.late = true; }
+  /// Nor for somebody who looks as few times.
+  void run_later(int looks) {
+    run_late();
+    gpu_.looks = looks;
+  }
   void forget_copies() { gpu_.clear_log(); }
   /// The streams of copies on the first device, in the order of their submission.
   std::vector<int> copies() {
@@ -216,16 +224,28 @@ TEST(ToyOnDevice, ANonFiniteGradientIsFoundByItsKernelAndNamed) {
   }
 }
 
-/// What the host updates: where the states of the optimizer and the parameters rest.
-enum Beside : int { kHostStates, kFiledStates, kHalfOfThem, kHostBoth, kFiledBoth, kMixed, kNumBeside };
+/// Where the states of the optimizer and the parameters rest. Of the last three the device makes the update.
+enum Beside : int {
+  kHostStates,
+  kFiledStates,
+  kHalfOfThem,
+  kHostBoth,
+  kFiledBoth,
+  kMixed,
+  kHostParameters,
+  kFiledParameters,
+  kNothing,
+  kNumBeside
+};
 
 ToyTraining beside(ToyTraining training, int where) {
   ResidencyPlan& residency = training.plan.residency;
-  const bool states_in_files = where != kHostStates && where != kHostBoth;
-  residency.optimizer = states_in_files ? Residency::kFiles : Residency::kHost;
+  const bool states_in_host = where == kHostStates || where == kHostBoth;
+  residency.optimizer = states_in_host ? Residency::kHost : Residency::kFiles;
+  if (where >= kHostParameters) residency.optimizer = Residency::kDevice;
   residency.optimizer_ratio = where == kHalfOfThem ? 0.5 : 1.0;
-  if (where == kHostBoth || where == kMixed) residency.parameter = Residency::kHost;
-  if (where == kFiledBoth) residency.parameter = Residency::kFiles;
+  if (where == kHostBoth || where == kMixed || where == kHostParameters) residency.parameter = Residency::kHost;
+  if (where == kFiledBoth || where == kFiledParameters) residency.parameter = Residency::kFiles;
   residency.block_elements = 1024;
   residency.slots = 3;
   training.tamper = [before = training.tamper](int rank, ToyStructure& structure, EngineSettings& settings) {
@@ -246,7 +266,11 @@ ToyTraining with_update(ToyTraining training, const UpdateSettings& update) {
 constexpr DType kDtypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kFloat64};
 constexpr const char* kRules[] = {"AdamW", "SGD", "Adam"};
 
-/// stage, ranks, dtype, what rests beside the device, optimizer, micro-steps, when the update runs, rounded sums
+ToyTraining with_gradients_beside(ToyTraining training) {
+  training.plan.residency.gradient = Residency::kHost;
+  return training;
+}
+
 ToyTraining training_of(const FactorRow& row) {
   ToyTraining training = tiny(row[0], row[1] + 1);
   training.model = {.width = 50, .blocks = 3, .dtype = kDtypes[row[2]]};
@@ -254,6 +278,7 @@ ToyTraining training_of(const FactorRow& row) {
   training.model.frozen_blocks = {1};
   training.optimizer = kRules[row[4]];
   training.micro_steps = row[5] == 0 ? 1 : 3;
+  if (row[10] == 1) training.plan.policy = ReductionPolicy::kPerStep;
   training.clipping = row[6] == 1 ? 0.0 : 0.5;
   const bool scales = training.model.dtype == DType::kFloat16;
   training.tamper = [scales](int, ToyStructure&, EngineSettings& settings) {
@@ -264,23 +289,86 @@ ToyTraining training_of(const FactorRow& row) {
   return with_update(std::move(training), update);
 }
 
-TEST(ToyOnDevice, TheHostUpdatesWhatRestsInItsMemoryWithTheSameBits) {
-  for (const FactorRow& row : covering_array({4, 3, 4, kNumBeside, 3, 2, 3, 2}, 2, {})) {
-    std::string text = "factors";
-    for (const int level : row) text += " " + std::to_string(level);
-    const ToyTraining plain = training_of(row);
-    // Two ranks: in whatever order NCCL adds, there is one sum.
-    OnFakeGpu fake(plain.world, /*over_nccl=*/plain.world == 2 && plain.model.dtype != DType::kFloat16);
-    fake.run_late();
-    const ToyOutcome outcome = fake.train(beside(plain, row[3]));
-    EXPECT_EQ(difference(train_toy(plain), outcome), "") << text;
-    for (const MemoryReport& memory : outcome.memory) {
-      EXPECT_EQ(memory.planned, memory.measured_peak) << text << "\n" << to_text(memory);
-      EXPECT_EQ(memory.planned_files, memory.measured_files) << text;
-      EXPECT_EQ(memory.planned_files > 0, row[3] != kHostStates && row[3] != kHostBoth) << text;
-    }
-    fake.expect_clean();
+bool has_files(int where) {
+  return where == kFiledStates || where == kHalfOfThem || where == kFiledBoth || where == kMixed ||
+         where == kFiledParameters;
+}
+
+/// A device's own updates come after the vote.
+bool is_possible(const FactorRow& row) {
+  return row[3] < kHostParameters || row[6] == 0;
+}
+
+// stage, ranks, dtype, what rests beside the device, optimizer, micro-steps, when the update runs, rounded sums,
+// gradients beside the device, streams that run late, policy
+const std::vector<int> kBesideLevels{4, 3, 4, kNumBeside, 3, 2, 3, 2, 2, 2, 2};
+
+void expect_same_bits(const FactorRow& row) {
+  std::string text = "factors";
+  for (const int level : row) text += " " + std::to_string(level);
+  const ToyTraining plain = training_of(row);
+  // Two ranks: in whatever order NCCL adds, there is one sum.
+  OnFakeGpu fake(plain.world, /*over_nccl=*/plain.world == 2 && plain.model.dtype != DType::kFloat16);
+  if (row[9] == 1) fake.run_late();
+  const ToyTraining offloaded = beside(plain, row[3]);
+  const ToyOutcome outcome = fake.train(row[8] == 1 ? with_gradients_beside(offloaded) : offloaded);
+  EXPECT_EQ(difference(train_toy(plain), outcome), "") << text;
+  for (const MemoryReport& memory : outcome.memory) {
+    EXPECT_EQ(memory.planned, memory.measured_peak) << text << "\n" << to_text(memory);
+    EXPECT_EQ(memory.planned_files, memory.measured_files) << text;
+    EXPECT_EQ(memory.planned_files > 0, has_files(row[3])) << text;
   }
+  fake.expect_clean();
+}
+
+TEST(ToyOnDevice, WhatRestsBesideItIsUpdatedWithTheSameBits) {
+  for (const FactorRow& row : covering_array(kBesideLevels, 2, is_possible)) expect_same_bits(row);
+}
+
+TEST(LongToyOnDevice, WhatRestsBesideItIsUpdatedWithTheSameBits) {
+  for (const FactorRow& row : covering_array(kBesideLevels, 3, is_possible)) expect_same_bits(row);
+}
+
+TEST(LongToyOnDevice, GradientsBesideItHaveTheSameBitsInEveryCombination) {
+  int other = 0;  // of factors that go round
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const int world : {1, 2, 3}) {
+      for (int where = 0; where < kNumBeside; ++where) {
+        for (const int dtype : {0, 1, 2, 3}) {
+          for (const int micro_steps : {0, 1}) {
+            FactorRow row{stage,     world - 1, dtype, where,     other % 3, micro_steps,
+                          other % 3, other % 2, 1,     other % 2, 0};
+            if (!is_possible(row)) row[6] = 0;
+            expect_same_bits(row);
+            ++other;
+          }
+        }
+      }
+    }
+  }
+}
+
+/// What crosses the bus of each rank in the second step of a training, as the formula says and as it is counted.
+struct CountedTraffic {
+  std::vector<BusTraffic> planned;
+  std::vector<BusTraffic> counted;
+};
+
+CountedTraffic traffic_of(ToyTraining training) {
+  training.steps = 2;
+  const auto world = static_cast<std::size_t>(training.world);
+  CountedTraffic traffic{.planned = std::vector<BusTraffic>(world), .counted = std::vector<BusTraffic>(world)};
+  training.after_step = [&](Engine& engine, ToyModel&, const StepResult&) {
+    const auto rank = static_cast<std::size_t>(engine.rank());
+    const MemoryReport report = engine.memory_report();
+    BusTraffic& counted = traffic.counted[rank];
+    counted = {.down = report.bus_down - counted.down, .up = report.bus_up - counted.up};
+    traffic.planned[rank] =
+        plan_bus_traffic(engine.layout(), engine.settings().plan, engine.rank(), engine.settings().micro_steps);
+  };
+  OnFakeGpu fake(training.world, /*over_nccl=*/false);
+  (void)fake.train(training);
+  return traffic;
 }
 
 TEST(ToyOnDevice, GradientsAndParametersCrossTheBusAsTheFormulaSays) {
@@ -289,28 +377,38 @@ TEST(ToyOnDevice, GradientsAndParametersCrossTheBusAsTheFormulaSays) {
       ToyTraining training = tiny(2, 2);
       training.model.dtype = dtype;
       training.model.round_gradients = size_of(dtype) == 2;
-      training.steps = 2;
-      std::vector<std::uint64_t> down(2);
-      std::vector<std::uint64_t> up(2);
-      std::vector<std::uint64_t> elements(2);
-      training.after_step = [&](Engine& engine, ToyModel&, const StepResult&) {
-        const auto rank = static_cast<std::size_t>(engine.rank());
-        const MemoryReport report = engine.memory_report();
-        down[rank] = report.bus_down - down[rank];
-        up[rank] = report.bus_up - up[rank];
-        elements[rank] = 0;
+      std::uint64_t elements = 0;  // of rank 0
+      training.at_start = [&elements](Engine& engine, ToyModel&) {
+        if (engine.rank() != 0) return;
         for (const FlatLayout& flat : engine.layout().flats)
-          elements[rank] += static_cast<std::uint64_t>(flat.shard(engine.rank()).size());
+          elements += static_cast<std::uint64_t>(flat.shard(0).size());
       };
-      OnFakeGpu fake(2, /*over_nccl=*/false);
-      (void)fake.train(with_update(beside(training, kHostStates), {.rounds_sums = rounds}));
-      for (std::size_t rank = 0; rank < 2; ++rank) {
-        const std::uint64_t p = size_of(dtype);
-        const std::uint64_t sums = rounds && dtype == DType::kBFloat16 ? 2 : 4;
-        const std::uint64_t param = dtype == DType::kFloat16 ? 0 : p;  // a float16 parameter follows from its master
-        EXPECT_EQ(down[rank], elements[rank] * (sums + param)) << name_of(dtype) << rounds;
-        EXPECT_EQ(up[rank], elements[rank] * p) << name_of(dtype) << rounds;
-      }
+      const auto [planned, counted] = traffic_of(with_update(beside(training, kHostStates), {.rounds_sums = rounds}));
+      EXPECT_EQ(counted, planned) << name_of(dtype) << rounds;
+      const std::uint64_t p = size_of(dtype);
+      const std::uint64_t sums = rounds && dtype == DType::kBFloat16 ? 2 : 4;
+      const std::uint64_t param = dtype == DType::kFloat16 ? 0 : p;  // a float16 parameter follows from its master
+      EXPECT_EQ(counted[0], (BusTraffic{.down = elements * (sums + param), .up = elements * p})) << name_of(dtype);
+    }
+  }
+}
+
+/// stage, ranks, dtype, what rests beside the device, micro-steps, gradients beside it, policy
+TEST(ToyOnDevice, WhatCrossesTheBusIsTheFormulaOfEveryResidency) {
+  for (const FactorRow& row : covering_array({4, 2, 3, kNumBeside, 2, 2, 2}, 2, {})) {
+    std::string text = "factors";
+    for (const int level : row) text += " " + std::to_string(level);
+    ToyTraining training = tiny(row[0], row[1] + 1);
+    training.model = {.width = 50, .blocks = 3, .dtype = kDtypes[row[2]]};
+    training.model.round_gradients = size_of(training.model.dtype) == 2;
+    training.micro_steps = row[4] == 0 ? 1 : 3;
+    if (row[6] == 1) training.plan.policy = ReductionPolicy::kPerStep;
+    training = beside(training, row[3]);
+    if (row[5] == 1) training = with_gradients_beside(training);
+    const auto [planned, counted] = traffic_of(training);
+    for (std::size_t rank = 0; rank < planned.size(); ++rank) {
+      EXPECT_EQ(counted[rank].down, planned[rank].down) << text;
+      EXPECT_EQ(counted[rank].up, planned[rank].up) << text;
     }
   }
 }
@@ -351,6 +449,64 @@ TEST(ToyOnDevice, TrainsWithStatesBesideADeviceThatTheyDoNotFitIn) {
   EXPECT_EQ(difference(expected, outcome), "");
   EXPECT_EQ(outcome.memory[0].planned[MemoryState::kOptimizer], whole[MemoryState::kOptimizer]);
   fake.expect_clean();
+}
+
+/// `tables`: one a rank, of the plan.
+ToyTraining with_tiers(ToyTraining training, std::vector<TierTable>& tables) {
+  tables.resize(static_cast<std::size_t>(training.world));
+  training.at_start = [&tables](Engine& engine, ToyModel&) {
+    tables[static_cast<std::size_t>(engine.rank())] =
+        plan_tiers(engine.layout(), engine.settings().plan, engine.rank(), element_states(2),
+                   engine.settings().micro_steps, engine.settings().storage.stripe_bytes);
+  };
+  return training;
+}
+
+TEST(ToyOnDevice, SumsOfMicroStepsRestInHostMemoryAndTheDeviceNeedsOnlyBuckets) {
+  constexpr auto kReduced = static_cast<std::size_t>(MemoryState::kReduced);
+  for (const int stage : {1, 2, 3}) {
+    ToyTraining training = tiny(stage, 2);
+    training.micro_steps = 3;
+    const ToyOutcome expected = train_toy(training);
+    std::vector<TierTable> on_device;
+    OnFakeGpu resident(2, /*over_nccl=*/false);
+    (void)resident.train(with_tiers(beside(training, kHostStates), on_device));
+    std::vector<TierTable> in_host;
+    OnFakeGpu fake(2, /*over_nccl=*/false);
+    const ToyOutcome outcome = fake.train(with_tiers(with_gradients_beside(beside(training, kHostStates)), in_host));
+    EXPECT_EQ(difference(expected, outcome), "") << stage;
+    std::size_t limit = 0;  // of what both ranks have on the device
+    for (std::size_t rank = 0; rank < 2; ++rank) {
+      const MemoryReport& memory = outcome.memory[rank];
+      EXPECT_EQ(memory.planned, memory.measured_peak) << stage;
+      const std::uint64_t sums = memory.planned[MemoryState::kReduced];
+      EXPECT_GT(sums, 0U) << stage;
+      EXPECT_EQ(in_host[rank].rows[kReduced], (TierBytes{.host = sums})) << stage;
+      EXPECT_EQ(on_device[rank].rows[kReduced], (TierBytes{.device = sums})) << stage;
+      EXPECT_GE(on_device[rank].total().device, in_host[rank].total().device + sums) << stage;
+      limit += on_device[rank].total().device - sums / 2;
+    }
+    OnFakeGpu small(2, /*over_nccl=*/false);
+    small.limit_memory(limit);
+    EXPECT_THAT(message_of(small.prepared(beside(training, kHostStates))), HasSubstr("[OUT_OF_MEMORY]")) << stage;
+    EXPECT_EQ(difference(expected, small.train(with_gradients_beside(beside(training, kHostStates)))), "") << stage;
+    fake.expect_clean();
+  }
+}
+
+TEST(ToyOnDevice, BucketsAreFilledAgainAndUnitsUpdatedOnlyWhenSumsHaveLandedHoweverLateCopiesAre) {
+  for (const bool inside : {false, true}) {
+    ToyTraining training = tiny(2, 2);
+    training.clipping = inside ? 0.0 : 0.5;
+    training = with_update(std::move(training), {.inside_backward = inside});
+    const ToyOutcome expected = train_toy(training);
+    training = with_gradients_beside(beside(training, kHostStates));
+    training.plan.residency.slots = 16;  // for all sums of a backward
+    OnFakeGpu fake(2, /*over_nccl=*/false);
+    fake.run_later(8);
+    EXPECT_EQ(difference(expected, fake.train(training)), "") << inside;
+    fake.expect_clean();
+  }
 }
 
 TEST(ToyOnDevice, CopiesWaitWhereNoMemoryCanBePinned) {
@@ -397,15 +553,6 @@ TEST(ToyOnDevice, AnOptimizerWithoutAKernelTrainsWithStatesInHostMemory) {
     for (const MemoryReport& memory : outcome.memory) EXPECT_EQ(memory.planned, memory.measured_peak);
     fake.expect_clean();
   }
-}
-
-TEST(ToyOnDevice, ParametersBesideADeviceThatUpdatesThemAreRefused) {
-  ToyTraining training = tiny(3, 2);
-  training.plan.residency.parameter = Residency::kHost;
-  OnFakeGpu fake(2, /*over_nccl=*/false);
-  EXPECT_THAT(message_of(fake.prepared(training)),
-              AllOf(HasSubstr("parameters rest beside a device that updates them"),
-                    HasSubstr("/zero_optimization/offload_optimizer/device"), HasSubstr("offload the optimizer too")));
 }
 
 class OnlyOnHost final : public Optimizer {

@@ -22,6 +22,8 @@ struct FakeGpu::Event {
   int device = 0;
   std::uint64_t recorded = 0;          ///< times
   std::set<std::uint64_t> happened{};  ///< which of them: each record is a point of its own
+  std::uint64_t looked_at = 0;         ///< which of them, last
+  int looks = 0;                       ///< at it
 };
 
 /// One call of NCCL of one rank.
@@ -478,7 +480,10 @@ struct Calls {
     const Guard lock(gpu().mutex_);
     if (gpu().event_status != detail::kCudaSuccess) return gpu().event_status;
     if (gpu().broken_device == event_of(event)->device) return FakeGpu::kBroken;
-    const FakeGpu::Event& asked = *event_of(event);
+    FakeGpu::Event& asked = *event_of(event);
+    if (std::exchange(asked.looked_at, asked.recorded) != asked.recorded) asked.looks = 0;
+    if (asked.recorded > 0 && !asked.happened.contains(asked.recorded) && asked.looks++ < gpu().looks)
+      return detail::kCudaNotReady;
     gpu().late ? gpu().advance_to(asked, asked.recorded) : gpu().advance();
     return asked.recorded == 0 || asked.happened.contains(asked.recorded) ? detail::kCudaSuccess
                                                                           : detail::kCudaNotReady;

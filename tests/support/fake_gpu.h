@@ -49,6 +49,7 @@ class FakeGpu {
   bool host_memory_is_managed =
       false;          ///< what the fake does not know is managed memory: of the host and of every device
   bool late = false;  ///< streams run no further than an event that is asked for needs; else as far as they can
+  int looks = 0;      ///< at a recorded event that find it not there yet, however little is left
   std::size_t device_bytes = 0;                            ///< memory that each device has; 0: no limit
   std::size_t most_pinned = 0;                             ///< larger pinned allocations are refused; 0: no limit
   bool registers = true;                                   ///< false: NCCL has no use for a buffer, and gives no handle

@@ -119,6 +119,7 @@ struct OffloadConfig {
   std::int64_t max_in_cpu = 0;                           ///< elements of parameters in files in memory at once; 0: few
   std::string ratio_from = "given";                      ///< "given": `ratio`; "planned": by measured speeds
   int cache_blocks = 0;                                  ///< blocks of files that stay in memory beside buffer_count
+  std::string gradients = "device";                      ///< where reduced gradients rest: or "host"
   std::int64_t block_elements = std::int64_t{1} << 18U;  ///< whose states are one block
   std::string io = "probe";                              ///< engine of requests to files: see io_engine_of()
   bool direct = true;                                    ///< files pass the page cache (O_DIRECT), where it can be

@@ -17,7 +17,7 @@ namespace zeroth {
 /// bytes of bucket_dtypes(), N ranks, k optimizer states, w and o the degrees of parameters and optimizer (1 where they
 /// are replicated), and g the gradients' (N by default):
 ///   parameters  pP/w      masters  (a-p)P/o      optimizer  kaP/o
-///   buckets     bP, or ring and single units' slots if gradients are Flat
+///   buckets     bP, or ring and single units' slots if gradients are Flat, or their sums leave the device
 ///   reduced     aP/min(g, o), or aP/g if gradients are Replicate, of the flats not in sums_in_buckets()
 ///   gathered    0, or ring and single units' slots if parameters are Flat             control    signals
 ///   staging    slots of blocks in files: block_slots() of each set
@@ -92,14 +92,15 @@ struct NodeLevels {
 /// memory and half the traffic. The sums are the same, because widening changes no value.
 /// 16-bit buckets are for matrices of repeated units without tied parameters. In other units a parameter may be used
 /// twice (an embedding that is the head, too), and its gradient is then a sum in the accumulation dtype. Vectors are
-/// excluded because torch gives the weight of an RMSNorm a float32 gradient.
+/// excluded because torch gives the weight of an RMSNorm a float32 gradient. Sums that leave the device are formed in
+/// the bucket, in its dtype: that of accumulation.
 [[nodiscard]] std::vector<DType> bucket_dtypes(const ModelLayout& model, const ShardingPlan& plan, int micro_steps);
 
 /// Flats whose sums are stored in place of this rank's own gradients in their bucket, without memory of their own; one
 /// entry per flat. This needs buckets in the accumulation dtype that are reduced once a step. Then it holds for all
 /// units with their own bucket, and among units that share a slot for the first one in the model, whose bucket is the
 /// last in a backward. Every unit has its own bucket if all local gradients are held anyway, or if a ring of buckets
-/// with shards beside it would need no less memory over all ranks.
+/// with shards beside it would need no less memory over all ranks. Sums that leave the device lie in no bucket.
 [[nodiscard]] std::vector<bool> sums_in_buckets(const ModelLayout& model, const ShardingPlan& plan, int micro_steps);
 
 /// The range of the flat that a rank's separate memory for sums covers: the larger of the part that it sums in its run

@@ -78,6 +78,7 @@ enum class Residency : std::uint8_t {
 struct ResidencyPlan {
   Residency optimizer = Residency::kDevice;  ///< states of the optimizer that have an entry an element, and masters
   Residency parameter = Residency::kDevice;  ///< parameters at rest; from files a unit's come for each use
+  Residency gradient = Residency::kDevice;   ///< reduced gradients, and those that wait: kDevice or kHost
   double optimizer_ratio = 1.0;              ///< share of the blocks that is there; the others stay in memory
   std::int64_t block_elements = std::int64_t{1} << 18U;  ///< whose states are one block: a multiple of kBlockElements
   int slots = 4;                                         ///< blocks of files in memory at once
@@ -143,6 +144,11 @@ struct ShardingPlan {
   [[nodiscard]] bool gathers_gradients(int world) const { return degrees(world).sums < world; }
   /// True if other ranks read this rank's sums.
   [[nodiscard]] bool shares_sums(int world) const { return gathers_gradients(world) || degrees(world).sums_groups(); }
+  /// True if a rank's sums cross to host memory as soon as they are formed, and rest there. Sums that other ranks take
+  /// stay on the device.
+  [[nodiscard]] bool sums_leave_device(int world) const {
+    return residency.beside_device && residency.gradient == Residency::kHost && !shares_sums(world);
+  }
   /// True if the sums of all ranks are gathered into the buckets.
   [[nodiscard]] bool gathers_into_buckets() const { return gradient == Placement::kReplicate; }
   /// True if gradients of several micro-steps are added in a rank's own bucket.

@@ -123,10 +123,11 @@ struct StateBlock {
 /// could not be read ahead of its use.
 void require_parameter_slots(const ModelLayout& model, const ShardingPlan& plan);
 
-/// Bytes of a slot of the bus to a device: the sums of a block of elements, and their parameters; 0 if nothing crosses
-/// it on this rank. Slots: ResidencyPlan::slots.
+/// Bytes of a slot of the bus to a device: the sums of a block of elements, and their parameters, or what of them
+/// crosses at once; 0 if nothing crosses it on this rank. Slots: ResidencyPlan::slots.
 [[nodiscard]] std::size_t bus_slot_bytes(const ModelLayout& model, const ShardingPlan& plan, int rank);
-/// Of the memory of the device that belongs to a slot: sums that are rounded before they cross.
+/// Of the memory of the device that belongs to a slot: sums that are rounded before they cross; sums and parameters
+/// that rest beside the device, where it updates them.
 [[nodiscard]] std::size_t bus_device_bytes(const ModelLayout& model, const ShardingPlan& plan, int rank);
 /// Of all slots, on both sides.
 [[nodiscard]] std::size_t bus_memory(const ModelLayout& model, const ShardingPlan& plan, int rank);

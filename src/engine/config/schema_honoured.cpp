@@ -483,6 +483,12 @@ constexpr std::array kKeys{
          .highest = std::int64_t{1} << 20U,
          .applies = [](const Config& config) { return config.offload.optimizer_device == "nvme"; },
          .applies_text = "offload_optimizer.device nvme"}),
+    bind<&Config::offload, &OffloadConfig::gradients>(
+        {.pointer = "/zeroth/offload/gradients",
+         .kind = KeyKind::kChoice,
+         .text = "Where reduced gradients rest: `host` is host memory, to which they cross from a GPU as soon as they "
+                 "are summed; ranks of a CPU have it anyway. Never changes a number.",
+         .choices = "device|host"}),
     bind<&Config::budget, &BudgetConfig::device_bytes>(
         {.pointer = "/zeroth/budget/device_bytes",
          .kind = KeyKind::kInteger,
