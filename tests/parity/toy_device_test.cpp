@@ -3,6 +3,7 @@
 #include "comm/decorators/staging_backend.h"
 #include "comm/nccl/nccl_backend.h"
 #include "device/cuda/cuda_device.h"
+#include "support/checkpoint_folder.h"
 #include "support/covering_array.h"
 #include "support/grid_kernels.h"
 #include "toy_engine.h"
@@ -492,6 +493,84 @@ TEST(ToyOnDevice, SumsOfMicroStepsRestInHostMemoryAndTheDeviceNeedsOnlyBuckets) 
     EXPECT_EQ(difference(expected, small.train(with_gradients_beside(beside(training, kHostStates)))), "") << stage;
     fake.expect_clean();
   }
+}
+
+/// Where a training of a checkpoint has its states: as Beside, or in the memory of a CPU.
+constexpr int kOnCpu = kNumBeside;
+
+ToyOutcome train_where(const ToyTraining& training, int where, bool gradients_beside) {
+  if (where == kOnCpu) return train_toy(training);
+  OnFakeGpu fake(training.world, /*over_nccl=*/false);
+  const ToyTraining offloaded = beside(training, where);
+  ToyOutcome outcome = fake.train(gradients_beside ? with_gradients_beside(offloaded) : offloaded);
+  fake.expect_clean();
+  return outcome;
+}
+
+// where states are at the save, where at the load, stage there, and there, dtype, behind the training, after two steps
+// or within the third, when the update runs, gradients beside the device there, and there, ranks, policy
+const std::vector<int> kSaveLevels{kNumBeside + 1, kNumBeside + 1, 4, 4, 4, 2, 2, 2, 2, 2, 2, 2};
+
+bool can_be_saved(const FactorRow& row) {
+  const auto delays = [](int where) { return where < kHostParameters || where == kOnCpu; };
+  return row[7] == 0 || (delays(row[0]) && delays(row[1]));
+}
+
+void expect_resumes(const FactorRow& row) {
+  std::string text = "factors";
+  for (const int level : row) text += " " + std::to_string(level);
+  const bool inside = row[6] == 1;
+  const bool behind = row[5] == 1;
+  const auto training_at = [&row](int stage) {
+    const int delayed = row[7] == 1 ? 2 : 0;
+    ToyTraining training = training_of({stage, row[10] + 1, row[4], 0, 0, row[6], delayed, 0, 0, 0, row[11]});
+    training.reports_memory = false;
+    return training;
+  };
+  const CheckpointFolder folder;
+  const auto save = [&folder, behind](Engine& engine) {
+    if (behind) {
+      (void)engine.save_async(folder.text());
+    } else {
+      (void)engine.save(folder.text());
+    }
+  };
+  ToyTraining saving = training_at(row[2]);
+  saving.after_step = [&](Engine& engine, ToyModel&, const StepResult& result) {
+    if (result.step == 2 && !inside) save(engine);
+  };
+  saving.after_micro_step = [&](Engine& engine, int step, int ended) {
+    if (step == 2 && ended == 1 && inside) save(engine);
+  };
+  const ToyOutcome expected = train_toy(training_at(row[2]));
+  EXPECT_EQ(difference(expected, train_where(saving, row[0], row[8] == 1)), "") << text;
+  ToyTraining resumed = training_at(row[3]);
+  resumed.first_step = 2;
+  resumed.first_micro_step = inside ? 1 : 0;
+  resumed.model_seed = 99;  // other values, which must all be replaced
+  resumed.at_start = [&folder](Engine& engine, ToyModel&) { (void)engine.load(folder.text()); };
+  const ToyOutcome rest = train_where(resumed, row[1], row[9] == 1);
+  EXPECT_EQ(std::vector(expected.norms.begin() + 2, expected.norms.end()), rest.norms) << text;
+  EXPECT_TRUE(expected.values == rest.values) << text;
+}
+
+TEST(ToyOnDevice, CheckpointsGoFromAndToWhateverRestsBesideIt) {
+  // From each to the CPU and back, and each to another one.
+  FactorRow row(kSaveLevels.size(), 0);
+  for (int where = 0; where < kNumBeside; ++where) {
+    for (const auto& [from, to] : {std::pair{where, kOnCpu}, {kOnCpu, where}, {where, (where + 3) % kNumBeside}}) {
+      for (std::size_t factor = 2; factor < row.size(); ++factor)
+        row[factor] = (row[factor] + 1 + (factor % 3 == 0 ? where % 2 : 0)) % kSaveLevels[factor];
+      row[0] = from;
+      row[1] = to;
+      if (!can_be_saved(row)) row[7] = 0;
+      expect_resumes(row);
+    }
+  }
+}
+
+TEST(LongToyOnDevice, CheckpointsGoFromAndToWhateverRestsBesideIt) {
+  for (const FactorRow& row : covering_array(kSaveLevels, 2, can_be_saved)) expect_resumes(row);
 }
 
 TEST(ToyOnDevice, BucketsAreFilledAgainAndUnitsUpdatedOnlyWhenSumsHaveLandedHoweverLateCopiesAre) {
