@@ -104,7 +104,7 @@ class NoBinder final : public ParameterBinder {
 class FlatTraining {
  public:
   FlatTraining(const Options& options, std::unique_ptr<Device> device, DType dtype, Residency optimizer,
-               bool rounds_sums)
+               bool rounds_sums, Residency gradient = Residency::kDevice)
       : device_(std::move(device)),
         pool_(1),
         kernels_(make_kernels(*device_, pool_)),
@@ -119,6 +119,7 @@ class FlatTraining {
     EngineSettings settings;
     settings.plan = zero_plan(0, {"dp"});
     settings.plan.residency.optimizer = optimizer;
+    settings.plan.residency.gradient = gradient;
     settings.plan.residency.block_elements = options.block;
     settings.update.rounds_sums = rounds_sums;
     settings.groups = {GroupHyper{.lr = 1e-5, .weight_decay = 0.1}};
@@ -128,11 +129,11 @@ class FlatTraining {
                                        make_backend("self", {.rank = 0, .size = 1}), binder_, Logger());
     const std::vector<std::byte> zeros(array_bytes(size_, dtype));
     engine_->initialize([&](int) { return ConstTensorView{zeros.data(), shape_, dtype}; }, [](std::span<const int>) {});
-    std::vector<float> gradient(static_cast<std::size_t>(size_));
-    for (std::size_t i = 0; i < gradient.size(); ++i) gradient[i] = 1e-3F * static_cast<float>(i % 31) - 0.015F;
-    gradient_ = kernels_->make_arena(gradient.size() * sizeof(float), "bench.gradient");
+    std::vector<float> values(static_cast<std::size_t>(size_));
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = 1e-3F * static_cast<float>(i % 31) - 0.015F;
+    gradient_ = kernels_->make_arena(values.size() * sizeof(float), "bench.gradient");
     const Stream stream = device_->make_stream("bench");
-    kernels_->copy(gradient_.data(), gradient.data(), gradient.size() * sizeof(float), stream);
+    kernels_->copy(gradient_.data(), values.data(), values.size() * sizeof(float), stream);
     stream.synchronize();
   }
 
@@ -199,6 +200,11 @@ void measure_steps(const Options& options, const Speeds& speed, Record& record) 
       add_step(record, of + ", states in host memory" + sums,
                FlatTraining(options, make_cuda_device(0), dtype, Residency::kHost, rounds).time_steps(options.rounds),
                std::max(crossing, median(host)));
+      if (!rounds)
+        add_step(record, of + ", states and gradients in host memory",
+                 FlatTraining(options, make_cuda_device(0), dtype, Residency::kHost, rounds, Residency::kHost)
+                     .time_steps(options.rounds),
+                 std::max(param * n / speed.up, median(host)));
       if (options.folder.empty()) continue;
       add(record, of + ", states in files" + sums, "ms",
           FlatTraining(options, make_cuda_device(0), dtype, Residency::kFiles, rounds).time_steps(options.rounds));
