@@ -97,7 +97,7 @@ class Heads(job.RankTest):
         self.run_well(4, "pipe_rank.py", "head 4")
 
     @tier.long
-    def test_every_schedule_way_and_stage_of_zero(self) -> None:
+    def test_every_schedule_in_both_ways(self) -> None:
         for ranks in (2, 3, 4):
             self.run_well(ranks, "pipe_head_rank.py", "grid", limit_s=900)
 
