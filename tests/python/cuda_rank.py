@@ -146,8 +146,18 @@ def rows(name: str, part: str) -> None:
         program.check(row, world)
 
 
+def shared_head() -> None:
+    """Two stages that share the rows of a head, as pipe_head_rank.py has them."""
+    program = importlib.import_module("pipe_head_rank")
+    layers, batch, close = program.layers, program.batch, program.close
+    program.layers = lambda **given: layers(**given).to(device())
+    program.batch = lambda *given: to_device(batch(*given))
+    program.close = lambda *given: close(*(torch.as_tensor(value).cpu() for value in given))
+    program.two()
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     calls: dict[str, Callable[..., None]] = {"group": group, "mistakes": mistakes, "memory": memory}
-    calls |= {"buffers": buffers, "rows": rows}
+    calls |= {"buffers": buffers, "rows": rows, "shared_head": shared_head}
     calls[sys.argv[1]](*sys.argv[2:])

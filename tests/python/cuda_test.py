@@ -36,6 +36,8 @@ class Cuda(job.RankTest):
 
     def test_pipelines(self) -> None:
         self.run_well(4, "cuda_rank.py", "rows", "pipe_rank", "few 4")
+        self.run_well(2, "cuda_rank.py", "rows", "pipe_rank", "few 2")
+        self.run_well(2, "cuda_rank.py", "shared_head")
 
     def test_buffers_and_exports(self) -> None:
         self.run_well(2, "cuda_rank.py", "buffers")
