@@ -227,6 +227,8 @@ def moved() -> None:
     rows = STEPS * sum(len(x) for number, (x, _) in enumerate(batches(0)) if f"1FLUSH{number}" in program)
     assert away[True] == (rows * WIDTH * 8 if world().rank == 1 else 0), away
     assert away[False] > 4 * rows * WIDTH * 8
+    by_keys = train("gpipe", 1, recompute=True, folder=tempfile.gettempdir())
+    assert (by_keys.program, by_keys.moved["bytes_moved"]) == (got.program, got.moved["bytes_moved"])
     in_host = train("gpipe", 1, program=program, device="cpu", folder="")
     require_same(in_host, plain)
     with refused("USAGE", "there is no place for it; .*which: zeroth.activations.device"):

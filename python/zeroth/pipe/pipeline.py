@@ -158,6 +158,7 @@ def pipeline(
     keys = settings.pipeline
     micro_batches = settings.micro_steps(world.size)
     schedule = keys["schedule"] if program is None else "a program of the caller's own"
+    recomputes = recomputes_chunks(chain.model, keys)
     if program is None:
         program = _C.make_program(
             keys["schedule"],
@@ -165,7 +166,8 @@ def pipeline(
             micro_batches,
             chunks=keys["chunks"],
             unshard=keys["unshard"],
-            recompute=recomputes_chunks(chain.model, keys),
+            recompute=recomputes,
+            offload=recomputes and settings.activations["device"] != "none",
             vocabulary=keys["vocabulary"],
         )
     else:

@@ -34,10 +34,12 @@ StepProgram program_of(const Config& config, int world) {
                                                                         .micro_batches = micro_steps_of(config, world),
                                                                         .chunks_per_rank = config.pipeline.chunks});
   const std::string_view unshard = unshard_of(config);
+  const bool recomputes = config.pipeline.recomputes_chunks();
   return lower(schedule, {.gathers = unshard == "step"          ? Gathers::kKept
                                      : unshard == "micro_batch" ? Gathers::kPerMicroBatch
                                                                 : Gathers::kNone,
-                          .recompute = config.pipeline.recomputes_chunks()});
+                          .recompute = recomputes,
+                          .offload_activations = recomputes && config.activations.tier() != "none"});
 }
 
 /// The ranks of the mesh; a pipeline of one stage is an axis too.

@@ -1,4 +1,5 @@
 // PipelineEngine: a list of layers in the stages of a pipeline trains as one process does.
+#include "libtorch/runtime.h"
 #include "support/torch_ranks.h"
 
 #include <zeroth/comm/mesh.h>
@@ -175,6 +176,7 @@ struct Row {
   std::string split = "balanced";
   std::vector<int> bounds{};
   bool recompute = false;
+  bool files = false;  ///< what a recompute needs rests there
 };
 
 Config config_of(const Row& row) {
@@ -191,6 +193,11 @@ Config config_of(const Row& row) {
   config.pipeline.unshard = row.unshard;
   config.pipeline.split = row.split;
   config.pipeline.recompute = row.recompute;
+  if (row.files) {
+    config.activations.device = "nvme";
+    config.activations.nvme_path = testing::TempDir();
+    config.activations.min_bytes = 1;
+  }
   config.runtime.threads = 1;
   config.runtime.timeout_ms = 60'000;
   return config;
@@ -246,6 +253,12 @@ void train_in_stages(const Row& row, const Trained& expected, const World& world
     require_close(loss, expected.losses[static_cast<std::size_t>(step)], "loss");
     require_close(result.grad_norm, expected.norms[static_cast<std::size_t>(step)], "norm");
   }
+  if (row.files) {
+    const TransferReport report = engine.runtime()->core().transfer_report();
+    require(report.rows.size() == 1 && report.rows[0].set == "activations", "activations move");
+    require((report.rows[0].all.writes > 0) == (world.rank() > 0), "inputs go away, and chunk 0 has none");
+    require(report.rows[0].all.reads == report.rows[0].all.writes, "and come back");
+  }
   if (row.dp == 1) require_close(engine.eval_batch(own_batches(50, 0, 5)), expected.held_out, "held-out loss");
   require_close(engine.eval_batch(own_batches(50, 0, 2), {3, 1}), expected.weighted, "weighted loss");
   const Tensors outputs = engine.outputs({.inputs = micro_batch(60, 0).inputs});
@@ -266,6 +279,7 @@ TEST(PipelineEngine, StagesTrainAsOneProcessDoes) {
       {.dp = 2, .micro = 2, .stage = 3},
       {.schedule = "zb-h1", .tp = 2, .stage = 2},
       {.schedule = "zb-h1", .stage = 3, .recompute = true},
+      {.schedule = "gpipe", .stage = 2, .recompute = true, .files = true},
   };
   for (const Row& row : rows) {
     SCOPED_TRACE(row.schedule + ", " + std::to_string(row.pp) + " stages, ZeRO-" + std::to_string(row.stage));
