@@ -27,7 +27,13 @@ class Row:
     recompute: bool = False
     layers: int = 6
     files: bool = False
-    """states of the optimizer and parameters rest in files; not at the other stage"""
+    """states of the optimizer and parameters rest in files; not at the other stages"""
+    again: bool = False
+    """chunks are computed again, by the program; not at the other stages"""
+    sgd: bool = False
+    """weights are those of one process to 1e-12: an update of AdamW divides by the root of a sum"""
+    stages: tuple[int, ...] = ()
+    """the other ZeRO stages that are compared; (): one"""
 
 
 TABLES = {
@@ -66,7 +72,7 @@ TABLES["half"] = [
     Row("llama", 2, micro=4, stage=2, dtype="bf16", policy="per_step"),
     Row("llama", 2, "zb-h1", micro=4, stage=1, dtype="fp16", policy="per_step"),
     Row("gpt2", 2, "gpipe", micro=3, stage=3, recompute=True),
-    Row("llama", 2, "1f1b", micro=3, stage=1, dtype="fp16", clip=0.1),
+    Row("llama", 2, "1f1b", micro=3, stage=1, dtype="fp16", clip=0.1, again=True),
 ]
 TABLES["eight"] = [
     Row("llama", 2, micro=2, stage=3, tp=2, sp=2),
@@ -108,6 +114,9 @@ for ranks in (2, 3, 4):
             stage=(number + micro) % 4,
             chunks=1 if schedule == "interleaved" and micro % 3 == 0 else 0,
             policy=("per_step", "per_micro_step")[micro % 2],
+            again=(number + micro) % 3 == 0,
+            sgd=True,
+            stages=tuple(stage for stage in range(4) if stage != (number + micro) % 4),
         )
         for number, schedule in enumerate(SCHEDULES)
         for micro in range(1, 9)
@@ -135,6 +144,7 @@ COVER = [
         policy=("per_step", "per_micro_step")[(number + turn) % 2],
         clip=0.1 if number % 2 else 0.0,
         layers=(2, 4, 6, 2)[(turn + number // 2) % 4],  # as few as two chunks a stage need
+        again=(number + turn) % 3 == 0,
     )
     for number, schedule in enumerate(SCHEDULES)
     for turn in range(4)

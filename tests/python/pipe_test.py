@@ -49,6 +49,10 @@ class Schedules(job.RankTest):
         for (one, (of, values)), (other, (of_other, others)) in itertools.combinations(factors.items(), 2):
             found = {(of(row), of_other(row)) for row in COVER}
             self.assertEqual(set(itertools.product(values, others)) - found, set(), f"{one} and {other}")
+        again = [row for row in COVER if row.again]
+        for name in ("schedule", "ZeRO stage", "axis"):
+            of, values = factors[name]
+            self.assertEqual({of(row) for row in again}, set(values), f"{name} of what is computed again")
 
     def test_stages_of_zero_have_the_same_bits(self) -> None:
         self.run_well(4, "pipe_rank.py", "few 4")
@@ -77,7 +81,7 @@ class Schedules(job.RankTest):
     @tier.long
     def test_every_schedule_with_one_to_eight_micro_batches(self) -> None:
         for ranks in (2, 3, 4):
-            self.run_well(ranks, "pipe_rank.py", f"grid {ranks}", limit_s=900)
+            self.run_well(ranks, "pipe_rank.py", f"grid {ranks}", limit_s=1800)
 
 
 class Heads(job.RankTest):
