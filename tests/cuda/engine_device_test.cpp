@@ -1,8 +1,7 @@
 // The engine with its states in memory of a GPU, and beside it: the bits of the CPU. Ranks are threads that share the
 // GPU, so their calls go through pinned memory; one rank goes over NCCL. (On a fake of the GPU: toy_device_test.)
 #include "cuda/device_test_support.h"
-#include "parity/toy_engine.h"
-#include "support/covering_array.h"
+#include "parity/toy_beside.h"
 
 #include <zeroth/comm/factory.h>
 #include <zeroth/comm/nccl.h>
@@ -13,7 +12,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <utility>
@@ -74,9 +72,6 @@ class EngineOnDevice : public ::testing::Test {
   }
 };
 
-constexpr DType kDtypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kFloat64};
-constexpr const char* kRules[] = {"AdamW", "SGD", "Adam"};
-
 ToyTraining scaled(ToyTraining training) {
   training.model.round_gradients = size_of(training.model.dtype) == 2;
   if (training.model.dtype != DType::kFloat16) return training;
@@ -112,67 +107,13 @@ TEST_F(EngineOnDevice, HasTheBitsOfTheCpuOverNccl) {
   }
 }
 
-/// Where the states of the optimizer and the parameters rest; see toy_device_test. Of the last three the device makes
-/// the update.
-enum Beside : int {
-  kHostStates,
-  kFiledStates,
-  kHalfOfThem,
-  kHostBoth,
-  kFiledBoth,
-  kMixed,
-  kHostParameters,
-  kFiledParameters,
-  kNothing,
-  kNumBeside
-};
-
-ToyTraining beside(ToyTraining training, int where) {
-  ResidencyPlan& residency = training.plan.residency;
-  const bool states_in_host = where == kHostStates || where == kHostBoth;
-  residency.optimizer = states_in_host ? Residency::kHost : Residency::kFiles;
-  if (where >= kHostParameters) residency.optimizer = Residency::kDevice;
-  residency.optimizer_ratio = where == kHalfOfThem ? 0.5 : 1.0;
-  if (where == kHostBoth || where == kMixed || where == kHostParameters) residency.parameter = Residency::kHost;
-  if (where == kFiledBoth || where == kFiledParameters) residency.parameter = Residency::kFiles;
-  residency.block_elements = 1024;
-  residency.slots = 3;
-  training.tamper = [before = training.tamper](int rank, ToyStructure& structure, EngineSettings& settings) {
-    if (before) before(rank, structure, settings);
-    settings.storage = {.folders = {std::filesystem::temp_directory_path().string()}, .stripe_bytes = 4096};
-  };
-  return training;
-}
-
-/// A device's own updates come after the vote.
-bool is_possible(const FactorRow& row) {
-  return row[3] < kHostParameters || row[6] == 0;
-}
-
-// stage, ranks, dtype, what rests beside the device, optimizer, micro-steps, when the update runs, rounded sums,
-// gradients beside the device, policy
-const std::vector<int> kLevels{4, 3, 4, kNumBeside, 3, 2, 3, 2, 2, 2};
-
 TEST_F(EngineOnDevice, WhatRestsBesideItIsUpdatedWithTheSameBits) {
-  for (const FactorRow& row : covering_array(kLevels, 2, is_possible)) {
-    ToyTraining plain = small(row[0], row[1] + 1);
-    plain.model = {.width = 50, .blocks = 3, .dtype = kDtypes[row[2]], .frozen_blocks = {1}};
-    plain.optimizer = kRules[row[4]];
-    plain.micro_steps = row[5] == 0 ? 1 : 3;
-    plain.clipping = row[6] == 1 ? 0.0 : 0.5;
-    if (row[9] == 1) plain.plan.policy = ReductionPolicy::kPerStep;
-    plain = scaled(std::move(plain));
-    UpdateSettings update{.inside_backward = row[6] == 1, .rounds_sums = row[7] == 1};
-    if (row[6] == 2) update.delayed_after = 1;
-    plain.tamper = [before = plain.tamper, update](int rank, ToyStructure& structure, EngineSettings& settings) {
-      if (before) before(rank, structure, settings);
-      settings.update = update;
-    };
+  for (const FactorRow& row : covering_array(kBesideLevels, 2, is_possible)) {
     std::string text = "factors";
     for (const int level : row) text += " " + std::to_string(level);
-    ToyTraining offloaded = beside(plain, row[3]);
-    if (row[8] == 1) offloaded.plan.residency.gradient = Residency::kHost;
-    const ToyOutcome outcome = train(offloaded);
+    const ToyTraining plain = training_of(row);
+    const ToyTraining offloaded = beside(plain, row[3]);
+    const ToyOutcome outcome = train(row[8] == 1 ? with_gradients_beside(offloaded) : offloaded);
     EXPECT_EQ(difference(train_toy(plain), outcome), "") << text;
     for (const MemoryReport& memory : outcome.memory) {
       EXPECT_EQ(memory.planned, memory.measured_peak) << text << "\n" << to_text(memory);
