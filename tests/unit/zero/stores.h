@@ -88,7 +88,7 @@ struct Stores {
         model(std::move(layout)),
         memory(model, plan, element_states(2), micro_steps, *device, *kernels, *backend, files),
         parameters(model, plan, memory, *backend, *device, device->make_stream("gather"), *kernels, bound, counters),
-        gradients(model, plan, micro_steps, memory, *backend, device->make_stream("reduce"), *kernels,
+        gradients(model, plan, micro_steps, memory, *backend, device->make_stream("reduce"), *kernels, *kernels,
                   device->ledger()) {}
 
   /// Gives what this rank updates the values of the next version, and waits until all ranks have.
