@@ -40,11 +40,11 @@ class CudaKernels final : public Kernels {
   Scratch make_words(std::size_t bytes) override {
     if (bytes == 0) return {};
     const CudaDeviceScope scope(cuda_, device_.ordinal(), kWhere);
-    void* memory = nullptr;
-    check(cuda_.allocate_pinned(&memory, bytes, kCudaHostPortable), "to pin memory");
-    std::shared_ptr<void> keep(memory, [&cuda = cuda_](void* given) { (void)cuda.release_pinned(given); });
+    PinResult pinned = pin_memory(cuda_, bytes);
+    check(pinned.status, "to pin memory");
+    std::byte* const memory = pinned.memory.get();
     fill_entries(memory, static_cast<std::int64_t>(bytes), DType::kUInt8, 0.0);
-    return {std::move(keep), {static_cast<std::byte*>(memory), bytes}};
+    return {std::shared_ptr<std::byte>(std::move(pinned.memory)), {memory, bytes}};
   }
 
   void for_ranges(std::int64_t elements, const std::function<void(std::int64_t, std::int64_t)>& body) override {

@@ -31,14 +31,14 @@ class CudaDevice final : public Device {
   CopyMemory make_copy_memory(std::size_t bytes, std::string_view name) override {
     if (bytes == 0) return {};
     const detail::CudaDeviceScope scope(cuda_, ordinal_, "device.cuda");
-    void* memory = nullptr;
-    if (const detail::CudaStatus status = cuda_.allocate_pinned(&memory, bytes, detail::kCudaHostPortable);
-        status != detail::kCudaSuccess) {
+    detail::PinResult pinned = detail::pin_memory(cuda_, bytes);
+    if (pinned.status != detail::kCudaSuccess) {
       (void)cuda_.take_last_error();
-      return {.arena = Arena::create(ArenaKind::kPrivate, bytes, name), .refusal = cuda_.error_string(status)};
+      return {.arena = Arena::create(ArenaKind::kPrivate, bytes, name), .refusal = cuda_.error_string(pinned.status)};
     }
-    std::shared_ptr<void> keep(memory, [&cuda = cuda_](void* given) { (void)cuda.release_pinned(given); });
-    return {.arena = Arena::over(ArenaKind::kPrivate, {static_cast<std::byte*>(memory), bytes}, name, std::move(keep))};
+    std::byte* const memory = pinned.memory.get();
+    return {.arena = Arena::over(ArenaKind::kPrivate, {memory, bytes}, name,
+                                 std::shared_ptr<std::byte>(std::move(pinned.memory)))};
   }
   Stream make_stream(std::string name) override { return {runtime_, runtime_->add_stream(), std::move(name)}; }
   bool asynchronous() const override { return true; }

@@ -92,6 +92,12 @@ int count_cuda_devices(const CudaTable& cuda, std::string_view where) {
   return count;
 }
 
+PinResult pin_memory(const CudaTable& cuda, std::size_t bytes) {
+  void* memory = nullptr;
+  const CudaStatus status = cuda.allocate_pinned(&memory, bytes, kCudaHostPortable);
+  return {.memory = {status == kCudaSuccess ? static_cast<std::byte*>(memory) : nullptr, {&cuda}}, .status = status};
+}
+
 CudaDeviceScope::CudaDeviceScope(const CudaTable& cuda, int device, std::string_view where)
     : cuda_(cuda), device_(device) {
   check_cuda(cuda_, cuda_.get_device(&before_), "to say which device is current", where);

@@ -9,6 +9,7 @@
 #include <zeroth/base/error.h>
 
 #include <cstddef>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -80,6 +81,19 @@ void check_cuda(const CudaTable& cuda, CudaStatus status, std::string_view call,
 
 /// Number of devices; throws kEnvironment where there is none, with the driver's word.
 [[nodiscard]] int count_cuda_devices(const CudaTable& cuda, std::string_view where);
+
+struct ReleasePinned {
+  const CudaTable* cuda = nullptr;
+  void operator()(std::byte* memory) const { (void)cuda->release_pinned(memory); }
+};
+using PinnedMemory = std::unique_ptr<std::byte, ReleasePinned>;
+/// Memory of the host that all devices may copy from and to while nobody waits; not zeroed. `memory` is null where the
+/// status is no success. `bytes`: 1 or more; the thread's device must be current.
+struct PinResult {
+  PinnedMemory memory{};
+  CudaStatus status = 0;
+};
+[[nodiscard]] PinResult pin_memory(const CudaTable& cuda, std::size_t bytes);
 
 /// The thread's device is `device` until the end of the scope. Throws kResource.
 class CudaDeviceScope {

@@ -22,15 +22,17 @@ std::shared_ptr<PinnedSlab> PinnedSlab::create(const CudaTable& cuda, int device
   const std::size_t capacity = align_up(std::max<std::size_t>(bytes, 1), kGrainBytes);
   MemoryHold hold = ledger.hold(tag, capacity);
   const CudaDeviceScope scope(cuda, device, kSlab);
-  void* memory = nullptr;
-  check_cuda(cuda, cuda.allocate_pinned(&memory, capacity, kCudaHostPortable),
-             format_bytes(capacity) + " of pinned memory", kSlab);
-  return std::shared_ptr<PinnedSlab>(
-      new PinnedSlab(cuda, {static_cast<std::byte*>(memory), capacity}, std::move(hold)));
+  PinResult pinned = pin_memory(cuda, capacity);
+  check_cuda(cuda, pinned.status, format_bytes(capacity) + " of pinned memory", kSlab);
+  return std::shared_ptr<PinnedSlab>(new PinnedSlab(cuda, std::move(pinned.memory), capacity, std::move(hold)));
 }
 
-PinnedSlab::PinnedSlab(const CudaTable& cuda, std::span<std::byte> whole, MemoryHold hold)
-    : cuda_(cuda), whole_(whole), hold_(std::move(hold)), free_{{0, whole.size()}} {}
+PinnedSlab::PinnedSlab(const CudaTable& cuda, PinnedMemory memory, std::size_t bytes, MemoryHold hold)
+    : cuda_(cuda),
+      memory_(std::move(memory)),
+      whole_(memory_.get(), bytes),
+      hold_(std::move(hold)),
+      free_{{0, whole_.size()}} {}
 
 PinnedSlab::~PinnedSlab() {
   bool quiet = false;
@@ -42,7 +44,7 @@ PinnedSlab::~PinnedSlab() {
   } catch (...) {
     // The device has failed: nothing is copied any more, or nobody knows.
   }
-  if (quiet) (void)cuda_.release_pinned(whole_.data());
+  if (!quiet) (void)memory_.release();
 }
 
 PinnedSlab::Block PinnedSlab::take(std::size_t bytes, Milliseconds timeout) {

@@ -74,13 +74,14 @@ class PinnedSlab : public std::enable_shared_from_this<PinnedSlab> {
     std::shared_ptr<void> event;
   };
 
-  PinnedSlab(const CudaTable& cuda, std::span<std::byte> whole, MemoryHold hold);
+  PinnedSlab(const CudaTable& cuda, PinnedMemory memory, std::size_t bytes, MemoryHold hold);
   /// Under mutex_: what has come back.
   void reclaim();
   void put_back(std::span<std::byte> bytes);
   [[nodiscard]] std::span<std::byte> find(std::size_t bytes);
 
   const CudaTable& cuda_;
+  PinnedMemory memory_;
   const std::span<std::byte> whole_;
   MemoryHold hold_;
   std::mutex mutex_;
