@@ -79,6 +79,8 @@ class ModelMemory {
   [[nodiscard]] std::byte* parameters(int flat) const { return parameters_[index(flat)].in_memory(); }
   /// The same wherever they rest.
   [[nodiscard]] const StateBytes& parameters_at_rest(int flat) const { return parameters_[index(flat)]; }
+  /// From `element` of the flat on.
+  [[nodiscard]] StateBytes parameters_from(int flat, std::int64_t element) const;
   /// The blocks of parameters that rest in blocks; null if they are where they are used.
   [[nodiscard]] BlockedStates* filed_parameters() const { return filed_parameters_.get(); }
   /// Address of element `element` of the flat in the parameters at rest of `rank`. `rank` must be one of local_peers()
@@ -208,8 +210,6 @@ class ModelMemory {
   }
   void place_states(Kernels& kernels, std::span<const StateDeclaration> states, int micro_steps,
                     std::span<std::byte> shared, Device& device, const StateFiles& files);
-  /// This rank's parameters at rest from `element` on.
-  [[nodiscard]] StateBytes parameters_from(int flat, std::int64_t element) const;
   /// body(slot of the bus, place, first byte, bytes) for each block of parameters: so none is leased twice.
   template <class Body>
   void for_slots(int flat, std::int64_t element, std::size_t bytes, const Body& body);

@@ -173,9 +173,7 @@ void ParameterStore::bring(int flat, std::byte* out, SubGroupPath& group, CallPu
 const std::byte* ParameterStore::own_part(int flat, std::byte* out, const SubGroupPath& group) {
   const FlatLayout& layout = model_.flat(flat);
   const Range own = layout.part(memory_.rank(), group.from());
-  const StateBytes at =
-      memory_.parameters_at_rest(flat).after(own.begin - memory_.rest_range(flat, memory_.rank()).begin, layout.dtype);
-  if (memory_.filed_parameters() == nullptr) return at.in_memory();
+  if (memory_.filed_parameters() == nullptr) return memory_.parameters_from(flat, own.begin).in_memory();
   std::byte* const place = out + array_bytes(own.begin - layout.part(memory_.rank(), group.to()).begin, layout.dtype);
   memory_.bring_parameters(flat, own.begin, {place, array_bytes(own.size(), layout.dtype)}, gather_stream_);
   return place;
