@@ -129,12 +129,6 @@ StateFiles Engine::open_files() {
   const StorageSettings& storage = settings_.storage;
   const std::vector<std::string>& of_parameters =
       storage.parameter_folders.empty() ? storage.folders : storage.parameter_folders;
-  const auto require_folder = [](const std::vector<std::string>& folders, const std::string& section) {
-    ZR_CHECK(!folders.empty(), ErrorCode::kConfig, "states that rest in files have no folder",
-             {.where = "engine",
-              .which = "/zero_optimization/" + section + "/nvme_path",
-              .expected = "a folder on a local disk, or several separated by ':'"});
-  };
   const bool optimizer = any(&ResidencyPlan::optimizer);
   const bool parameters = any(&ResidencyPlan::parameter);
   if (!optimizer && !parameters) return {};

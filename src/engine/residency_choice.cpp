@@ -189,10 +189,7 @@ class ResidencyChoice {
     facts.bytes_in_memory = static_cast<std::int64_t>(bytes_with_ratio(groups_, settings_, optimizer_, 0.0));
     if (facts.blocks == 0) return facts;
     const StorageSettings& storage = settings_.storage;
-    ZR_CHECK(!storage.folders.empty(), ErrorCode::kConfig, "states that rest in files have no folder",
-             {.where = "engine.residency",
-              .which = "/zero_optimization/offload_optimizer/nvme_path",
-              .expected = "a folder on a local disk, or several separated by ':'"});
+    require_folder(storage.folders, "offload_optimizer");
     const auto queue = open_io_queue(
         storage.folders.front(), {.engine = storage.engine, .depth = storage.queue_depth, .timeout = kTransferTimeout});
     const BlockTimes times = measure_block_times({.folders = storage.folders,
@@ -282,6 +279,13 @@ class ResidencyChoice {
 };
 
 }  // namespace
+
+void require_folder(const std::vector<std::string>& folders, std::string_view section) {
+  ZR_CHECK(!folders.empty(), ErrorCode::kConfig, "states that rest in files have no folder",
+           {.where = "engine",
+            .which = "/zero_optimization/" + std::string(section) + "/nvme_path",
+            .expected = "a folder on a local disk, or several separated by ':'"});
+}
 
 std::string choose_residency(const ShardGroups& groups, const EngineSettings& settings, const Optimizer& optimizer,
                              Kernels& kernels, Device& device, const Communicator& communicator) {

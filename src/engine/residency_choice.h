@@ -7,8 +7,13 @@
 #include <zeroth/engine/engine.h>
 
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace zeroth {
+
+/// Throws kConfig without a folder for states in files. `section`: of the configuration, "offload_param".
+void require_folder(const std::vector<std::string>& folders, std::string_view section);
 
 /// Sets the residency of the groups whose plan has plans_ratio, the same on all ranks: blocks of the rank with most,
 /// times of the slowest. Collective, blocks for about a second at most, but for disks that stand still: then for the
