@@ -409,6 +409,25 @@ TEST(ToyOnDevice, SumsOfMicroStepsRestInHostMemoryAndTheDeviceNeedsOnlyBuckets) 
   }
 }
 
+TEST(ToyOnDevice, OnRanksOfACpuGradientsInHostMemoryAreAnotherColumnOfTheSamePlan) {
+  constexpr auto kReduced = static_cast<std::size_t>(MemoryState::kReduced);
+  for (const int stage : {1, 3}) {
+    ToyTraining training = tiny(stage, 2);
+    training.micro_steps = 3;
+    std::vector<TierTable> on_device;
+    std::vector<TierTable> in_host;
+    const ToyOutcome expected = train_toy(with_tiers(training, on_device));
+    const ToyOutcome outcome = train_toy(with_tiers(with_gradients_beside(training), in_host));
+    EXPECT_EQ(difference(expected, outcome), "") << stage;
+    for (std::size_t rank = 0; rank < 2; ++rank) {
+      EXPECT_EQ(outcome.memory[rank].planned, expected.memory[rank].planned) << stage;
+      EXPECT_EQ(outcome.memory[rank].measured_peak, expected.memory[rank].measured_peak) << stage;
+      EXPECT_EQ(in_host[rank].rows[kReduced].host, on_device[rank].rows[kReduced].device) << stage;
+      EXPECT_EQ(in_host[rank].rows[kReduced].device, 0U) << stage;
+    }
+  }
+}
+
 /// Where a training of a checkpoint has its states: as Beside, or in the memory of a CPU.
 constexpr int kOnCpu = kNumBeside;
 
