@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import pathlib
 import sys
+import textwrap
 from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
@@ -69,13 +70,15 @@ def steps(result: Result) -> str:
         lines.append(
             [TITLES[name], *(cell(result, f"{name}: {row}", digits, told) for _, row, digits, told in COLUMNS)]
         )
-    text = (
+    text = textwrap.fill(
         f"`{settings['schedule']}`, {settings['stages']} stages of {settings['chunks']} "
         f"chunk{'s' if settings['chunks'] > 1 else ''}, {settings['micro_batches']} micro-batches of "
         f"{settings['tokens']} tokens, {settings['parameters'] / 1e6:.1f} million parameters, "
-        f"{settings['cycles']} cycles; {about(result)}:\n\n"
+        f"{settings['cycles']} cycles; {about(result)}:",
+        width=120,
+        break_on_hyphens=False,
     )
-    text += markdown(["", *(title for title, *_ in COLUMNS)], lines)
+    text += "\n\n" + markdown(["", *(title for title, *_ in COLUMNS)], lines)
     failures = [f"- {who}: failed: {reason}\n" for who, reason in result.get("failures", {}).items()]
     return text + ("\n" + "".join(failures) if failures else "")
 

@@ -80,6 +80,7 @@ TABLES["eight"] = [
     Row("llama", 2, "zb-h1", micro=2, stage=3, sp=2, clip=0.1, policy="per_step"),
     Row("qwen2", 4, micro=2, stage=1, sp=2),
 ]
+TABLES["sixteen"] = [Row("llama", 2, micro=2, stage=3, tp=2, sp=2, clip=0.1, layers=2)]  # and two replicas
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipev")
 for ranks in (2, 3, 4):
     TABLES[f"schedules {ranks}"] = [

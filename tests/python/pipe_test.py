@@ -72,6 +72,7 @@ class Schedules(job.RankTest):
     def test_every_axis_of_the_mesh(self) -> None:
         self.run_well(4, "pipe_rank.py", "tp", "sp")
         self.run_well(8, "pipe_rank.py", "eight")
+        self.run_well(16, "pipe_rank.py", "sixteen")  # all four
 
     @tier.long
     def test_every_schedule_on_two_to_four_stages(self) -> None:
