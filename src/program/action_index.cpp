@@ -6,21 +6,12 @@
 #include <cstddef>
 
 namespace zeroth {
-namespace {
-
-bool has_vocabulary_actions(const StepProgram& program) {
-  return std::ranges::any_of(program.actions, [](const std::vector<Action>& actions) {
-    return std::ranges::any_of(actions, [](const Action& action) { return is_vocabulary(action.kind); });
-  });
-}
-
-}  // namespace
 
 ActionIndex::ActionIndex(const StepProgram& program)
     : micro_batches_(static_cast<std::size_t>(program.micro_batches)),
       positions_(program.rank_of_chunk.size() * micro_batches_) {
   for (auto& positions : positions_) positions.fill(-1);
-  if (has_vocabulary_actions(program)) vocabulary_.resize(program.actions.size() * micro_batches_);
+  if (program.shares_head()) vocabulary_.resize(program.actions.size() * micro_batches_);
   for (auto& positions : vocabulary_) positions.fill(-1);
   for (int rank = 0; rank < program.ranks(); ++rank) {
     const std::vector<Action>& actions = program.actions[static_cast<std::size_t>(rank)];

@@ -115,6 +115,12 @@ int parse_header(Words& words, StepProgram& program) {
 
 }  // namespace
 
+bool StepProgram::shares_head() const {
+  return std::ranges::any_of(actions, [](const std::vector<Action>& of_rank) {
+    return std::ranges::any_of(of_rank, [](const Action& action) { return is_vocabulary(action.kind); });
+  });
+}
+
 std::vector<int> StepProgram::chunks_of(int rank) const {
   std::vector<int> own;
   for (int chunk = 0; chunk < chunks(); ++chunk) {

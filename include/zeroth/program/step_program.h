@@ -28,6 +28,8 @@ struct StepProgram {
   [[nodiscard]] int chunks() const { return static_cast<int>(rank_of_chunk.size()); }
   /// The chunks of a rank, in order.
   [[nodiscard]] std::vector<int> chunks_of(int rank) const;
+  /// It has V_ actions.
+  [[nodiscard]] bool shares_head() const;
   bool operator==(const StepProgram&) const = default;
 };
 

@@ -1,5 +1,6 @@
 #include "libtorch/pipeline/chunk_graph.h"
 #include "libtorch/pipeline/kept_forward.h"
+#include "libtorch/pipeline/part_scope.h"
 #include "libtorch/pipeline/running_action.h"
 #include "libtorch/pipeline/same_program.h"
 #include "libtorch/pipeline/shared_head.h"
@@ -34,10 +35,6 @@ Key key_of(const Action& action) {
   return {action.chunk, action.micro_batch};
 }
 
-bool shares_head(const StepProgram& program) {
-  return std::ranges::any_of(program.actions.front(), [](const Action& one) { return is_vocabulary(one.kind); });
-}
-
 /// Every chunk's forward of each micro-batch, one micro-batch after the other.
 StepProgram forwards_of(const StepProgram& trained, int micro_batches) {
   StepProgram program{
@@ -51,21 +48,9 @@ StepProgram forwards_of(const StepProgram& trained, int micro_batches) {
   }
   program = add_messages(std::move(program));
   verify(program, {.forwards_only = true});
-  if (shares_head(trained)) add_scores(program);
+  if (trained.shares_head()) add_scores(program);
   return program;
 }
-
-/// A forward of a chunk.
-class PartScope {
- public:
-  explicit PartScope(Runtime& runtime) : runtime_(runtime) { runtime_.begin_part(); }
-  PartScope(const PartScope&) = delete;
-  PartScope& operator=(const PartScope&) = delete;
-  ~PartScope() { runtime_.end_part(); }
-
- private:
-  Runtime& runtime_;
-};
 
 /// A backward that reads no parameters, if `without`.
 class WithoutParameters {
@@ -81,6 +66,7 @@ class WithoutParameters {
 
 /// What Pipeline::Impl::run() knows.
 bool runs(const Action& action) {
+  if (is_vocabulary(action.kind)) return true;
   switch (action.kind) {
     case ActionKind::kForward:
     case ActionKind::kBackward:
@@ -93,11 +79,6 @@ bool runs(const Action& action) {
     case ActionKind::kUnshard:
     case ActionKind::kReshard:
     case ActionKind::kReduce:
-    case ActionKind::kVocabInput:
-    case ActionKind::kVocabScores:
-    case ActionKind::kVocabSum:
-    case ActionKind::kVocabGradients:
-    case ActionKind::kVocabInputGradient:
     case ActionKind::kRecompute:
     case ActionKind::kStep:
       return true;
@@ -213,6 +194,7 @@ class Pipeline::Impl {
   [[nodiscard]] const std::string& failed_action() const { return failed_; }
 
   void execute(const Action& action) {
+    if (is_vocabulary(action.kind)) return head_->run(action);
     switch (action.kind) {
       case ActionKind::kForward:
         return forward(action);
@@ -245,12 +227,6 @@ class Pipeline::Impl {
           ZR_ASSERT(keeps_parameters_ || !runtime_->core().holds(unit), "layers have given back what they gathered");
         }
         return;
-      case ActionKind::kVocabInput:
-      case ActionKind::kVocabScores:
-      case ActionKind::kVocabSum:
-      case ActionKind::kVocabGradients:
-      case ActionKind::kVocabInputGradient:
-        return head_->run(action);
       case ActionKind::kStep:
         links_.settle();
         result_ = runtime_->step_all();
@@ -344,7 +320,7 @@ class Pipeline::Impl {
               .expected = std::to_string(program.chunks()),
               .got = std::to_string(options_.units.size())});
     ZR_CHECK(static_cast<bool>(options_.forward), ErrorCode::kUsage, "a pipeline without a forward", {.where = kWhere});
-    ZR_CHECK(shares_head(program) == options_.head.has_value(), ErrorCode::kUsage,
+    ZR_CHECK(program.shares_head() == options_.head.has_value(), ErrorCode::kUsage,
              "the program and the model do not share the head alike",
              {.where = kWhere,
               .which = program.schedule,

@@ -1,5 +1,7 @@
 #include "libtorch/pipeline/shared_head.h"
 
+#include "libtorch/pipeline/part_scope.h"
+
 #include <zeroth/base/error.h>
 
 #include <ATen/TensorOperators.h>
@@ -35,18 +37,6 @@ SentValues sent(std::vector<at::Tensor> tensors) {
   values.has_gradient.assign(values.tensors.size(), false);
   return values;
 }
-
-/// A forward of a part of the model.
-class HeadScope {
- public:
-  explicit HeadScope(Runtime& runtime) : runtime_(runtime) { runtime_.begin_part(); }
-  HeadScope(const HeadScope&) = delete;
-  HeadScope& operator=(const HeadScope&) = delete;
-  ~HeadScope() { runtime_.end_part(); }
-
- private:
-  Runtime& runtime_;
-};
 
 std::string shown(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.toString() + " " + c10::str(tensor.sizes()) : "no tensor";
@@ -193,7 +183,7 @@ void SharedHeadRun::compute_scores(int micro_batch) {
   const at::Tensor hidden = state.hidden.detach();
   if (trains_ && two_barriers_) hidden.requires_grad_(true);
   if (trains_ && keeps_gathered_ && !std::exchange(gathered_, true)) runtime_->core().keep_gathered(head_.unit);
-  const HeadScope part(*runtime_);
+  const PartScope part(*runtime_);
   UnitScope scope(runtime_, head_.unit);
   const at::Tensor logits = at::linear(hidden, head_.weight, head_.bias);
   const at::NoGradGuard no_grad;
