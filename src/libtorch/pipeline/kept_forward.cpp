@@ -106,11 +106,8 @@ void KeptForward::require_unwritten() const {
 SentValues KeptForward::inputs() const {
   require_unwritten();
   SentValues inputs = inputs_;
-  for (std::size_t index = 0; index < inputs.tensors.size(); ++index) {
-    at::Tensor& tensor = inputs.tensors[index];
-    if (!tensor.defined()) continue;
-    tensor = tensor.detach();
-    if (inputs.has_gradient[index]) tensor.requires_grad_(true);
+  for (at::Tensor& tensor : inputs.tensors) {
+    if (tensor.defined()) tensor = tensor.detach();
   }
   return inputs;
 }

@@ -49,7 +49,7 @@ class KeptForward {
   /// After it. Throws kModel if it has written one of its inputs: it cannot run again.
   void ran(const Buffers& buffers);
 
-  /// Tensors of the same memory without a graph; those that have gradients are leaves.
+  /// Tensors of the same memory without a graph.
   [[nodiscard]] SentValues inputs() const;
   /// FLUSH and FETCH of the inputs. fetch() blocks until they are there.
   void flush(SavedTensors& saved);
