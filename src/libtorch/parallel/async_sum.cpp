@@ -121,7 +121,7 @@ PendingSum reduce_from_group_async(const at::Tensor& x, const RankGroup& group) 
   if (x.scalar_type() == at::kByte)
     refuse(group, kCallAsyncSum, "x", "there are no sums of this dtype", "any dtype but uint8", "uint8");
   auto state = std::make_shared<PendingSum::State>(PendingSum::State{.group = group, .x = x});
-  if (SumSlots::serves(group) && x.is_cpu()) state->slot = slots_of(group).give(x, kCallAsyncSum, group);
+  if (SumSlots::serves(group, x)) state->slot = slots_of(group).give(x, kCallAsyncSum, group);
   return PendingSum(std::move(state));
 }
 
@@ -137,7 +137,7 @@ at::Tensor chunked_linear_reduce(const at::Tensor& x, const at::Tensor& weight, 
            "floating x [..., own features] and weight [out, own features]",
            c10::str(x.scalar_type(), " ", x.sizes(), " and ", weight.scalar_type(), " ", weight.sizes()));
   at::Tensor sum;
-  if (SumSlots::serves(group) && x.is_cpu()) {
+  if (SumSlots::serves(group, x)) {
     const at::Tensor rows = x.reshape({-1, x.size(-1)});
     const auto most = static_cast<int>(std::max<std::int64_t>(1, std::min<std::int64_t>(chunks, rows.size(0))));
     std::vector<std::int64_t> shape = x.sizes().vec();

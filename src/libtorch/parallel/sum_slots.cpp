@@ -72,9 +72,9 @@ std::byte* SumSlot::part(std::size_t rank) const {
   return window.ranks[rank].data() + kHeaderBytes;
 }
 
-bool SumSlots::serves(const RankGroup& group) {
+bool SumSlots::serves(const RankGroup& group, const at::Tensor& part) {
   const CommBackend& backend = group.communicator().backend();
-  return group.size() > 1 && backend.capabilities().one_sided && backend.node_sizes().size() == 1 &&
+  return part.is_cpu() && group.size() > 1 && backend.capabilities().one_sided && backend.node_sizes().size() == 1 &&
          backend.capabilities().window_kind != ArenaKind::kDevice;
 }
 

@@ -45,8 +45,9 @@ struct SumSlot {
 
 class SumSlots {
  public:
-  /// True if the ranks of the group can read each other's memory and form sums in plain rank order.
-  [[nodiscard]] static bool serves(const RankGroup& group);
+  /// True if the ranks of the group can read each other's memory and form sums in plain rank order, and `part` is in
+  /// memory of the host.
+  [[nodiscard]] static bool serves(const RankGroup& group, const at::Tensor& part);
 
   /// Lays the own part down. Blocks while a rank has not taken the sum before the last in this slot; the first calls
   /// are collective.
