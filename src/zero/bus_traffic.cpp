@@ -27,7 +27,7 @@ BusTraffic update_traffic(const FlatLayout& flat, const ShardingPlan& plan, int 
 }  // namespace
 
 BusTraffic plan_bus_traffic(const ModelLayout& model, const ShardingPlan& plan, int rank, int micro_steps,
-                            std::span<const int> forwards) {
+                            std::span<const int> gathers) {
   BusTraffic traffic;
   const ResidencyPlan& residency = plan.residency;
   if (!residency.beside_device) return traffic;
@@ -38,7 +38,7 @@ BusTraffic plan_bus_traffic(const ModelLayout& model, const ShardingPlan& plan, 
   for (const FlatLayout& flat : model.flats) {
     const bool beside = residency.in_blocks(residency.parameter);
     const std::uint64_t at_rest = array_bytes(flat.part(rank, degrees.parameter).size(), flat.dtype);
-    if (beside) traffic.up += at_rest * planned_gathers(model, plan, flat.unit, micro_steps, forwards);
+    if (beside) traffic.up += at_rest * planned_gathers(model, plan, flat.unit, micro_steps, gathers);
     if (!flat.trainable) continue;
     if (leave) traffic.down += events * array_bytes(flat.part(rank, degrees.gradient).size(), flat.accumulation());
     traffic += update_traffic(flat, plan, rank, degrees, leave);

@@ -25,15 +25,15 @@ struct BusTraffic {
 /// A step in which every unit runs once forward and once backward in each of `micro_steps`, and every parameter has a
 /// gradient. Sum over the flats, in elements times bytes per element (p, or a of the accumulation dtype):
 ///   sums that leave the device  a x (piece), down for each reduction; up for the update of a device
-///   the host updates            other sums a, or 2 if they are rounded, x (part of the update), down; parameters on
-///   the
-///                               device p x (part of the update), up, and down unless a whole master has their value
+///   the host updates            other sums a, or 2 if they are rounded, x (part of the update), down; parameters of
+///                               the device p x (part of the update), up, and down unless a whole master has their
+///                               value
 ///   the device updates          parameters that rest beside it p x (part of the update), up and down
 ///   parameters beside it        p x (part at rest), up for each gather; where the updates of other ranks come here
 ///                               (plan_wire(): publish_parameters), the own part up and all of it down
-/// `forwards`: as plan_wire(). An update that is delayed moves as many bytes, one step late; sums that other ranks take
+/// `gathers`: as plan_wire(). An update that is delayed moves as many bytes, one step late; sums that other ranks take
 /// then cross on their way to where they wait, and are not in these bytes.
 [[nodiscard]] BusTraffic plan_bus_traffic(const ModelLayout& model, const ShardingPlan& plan, int rank, int micro_steps,
-                                          std::span<const int> forwards = {});
+                                          std::span<const int> gathers = {});
 
 }  // namespace zeroth
