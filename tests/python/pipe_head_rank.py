@@ -19,23 +19,15 @@ from tensor_models import VOCAB
 from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
+from zoo import WIDTH, Block
 
 import zeroth
 from zeroth.pipe.runner import loss_of
 from zeroth.pipe.shared_head import find_head, run_to_head
 
-WORDS, WIDTH, MICRO, STEPS = 61, 8, 3, 2
+WORDS, MICRO, STEPS = 61, 3, 2
 """no number of stages divides the words"""
 WAYS = ("two_barriers", "one_barrier")
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.tanh(self.linear(x))
 
 
 def layers(*, bias: bool = True, count: int = 8) -> nn.Sequential:

@@ -310,6 +310,17 @@ TEST(PipelineEngine, WithoutTiedWeightsStagesHaveTheBitsOfOne) {
   EXPECT_EQ(runs[2], runs[0]);
 }
 
+/// In float64, with values of their own: ranks are threads, which draw from torch's generator at the same time.
+std::vector<Layer> layers_with_loss(torch::nn::Sequential& model) {
+  model->to(torch::kFloat64);
+  for (std::uint64_t seed = 40; Tensor& parameter : model->parameters())
+    parameter.set_data(values(parameter.sizes().vec(), seed++));
+  std::vector<Layer> layers = libtorch::layers_of(model);
+  layers.push_back({.name = "loss",
+                    .forward = [](const Tensors& y, const MicroBatch&) -> Tensors { return {y[0].square().mean()}; }});
+  return layers;
+}
+
 /// Drops, and counts its forwards in a buffer that they read.
 struct CountingImpl : torch::nn::Module {
   CountingImpl() : count(register_buffer("count", torch::zeros({}, torch::kFloat64))) {}
@@ -337,13 +348,7 @@ TEST(PipelineEngine, WhatIsComputedAgainHasTheSameBits) {
       at::set_num_threads(1);
       torch::nn::Sequential model(torch::nn::Linear(6, 6), torch::nn::BatchNorm1d(6), Counting(),
                                   torch::nn::Linear(6, 1));
-      model->to(torch::kFloat64);
-      for (std::uint64_t seed = 40; Tensor& parameter : model->parameters())
-        parameter.set_data(values(parameter.sizes().vec(), seed++));
-      std::vector<Layer> layers = libtorch::layers_of(model);
-      layers.push_back({.name = "loss", .forward = [](const Tensors& y, const MicroBatch&) -> Tensors {
-                          return {y[0].square().mean()};
-                        }});
+      const std::vector<Layer> layers = layers_with_loss(model);
       torch::manual_seed(3);
       const Row row{.schedule = "gpipe", .pp = 1, .micro = 3, .recompute = recompute};
       PipelineEngine engine(model.ptr(), layers, config_of(row), world, quiet());
@@ -392,14 +397,7 @@ TEST(PipelineEngine, StatisticsOfALayerAreThoseOfItsStage) {
     run_world(pp, [&](const World& world) {
       at::set_num_threads(1);
       torch::nn::Sequential model(torch::nn::Linear(6, 6), torch::nn::BatchNorm1d(6), torch::nn::Linear(6, 1));
-      model->to(torch::kFloat64);
-      // Ranks are threads, which draw from torch's generator at the same time.
-      for (std::uint64_t seed = 40; Tensor& parameter : model->parameters())
-        parameter.set_data(values(parameter.sizes().vec(), seed++));
-      std::vector<Layer> layers = libtorch::layers_of(model);
-      layers.push_back({.name = "loss", .forward = [](const Tensors& y, const MicroBatch&) -> Tensors {
-                          return {y[0].square().mean()};
-                        }});
+      const std::vector<Layer> layers = layers_with_loss(model);
       const Row row{.pp = pp, .micro = 2};
       const std::vector<int> bounds = pp == 1 ? std::vector<int>{0, 4} : std::vector<int>{0, 1, 4};
       PipelineEngine engine(model.ptr(), layers, config_of(row), world, quiet(), bounds);
