@@ -6,12 +6,11 @@
 // And rows of a table in pinned memory of the host, which the device reads itself, against a pinned copy.
 //
 // Run: bus_bench [--params N] [--units N] [--rounds N] [--threads N] [--folder DIR] [--json FILE]
+#include "step/flat_training.h"
 #include "support/record.h"
 
-#include <zeroth/comm/factory.h>
 #include <zeroth/compute/device_rows.h>
 #include <zeroth/device/cuda.h>
-#include <zeroth/engine/engine.h>
 
 #include <CLI/CLI.hpp>
 
@@ -95,77 +94,31 @@ Speeds speeds_of(Device& device, Kernels& kernels) {
           .both = speed(2 * bytes, [&] { copies(true, true); })};
 }
 
-class NoBinder final : public ParameterBinder {
- public:
-  void bind(int /*flat*/, std::byte* /*data*/) override {}
+/// Where states rest. The device is the GPU, or the CPU.
+struct Places {
+  Residency optimizer = Residency::kDevice;
+  Residency gradient = Residency::kDevice;
+  bool rounds_sums = false;
 };
 
-/// One rank, `units` parameters of equal size, whose gradients lie in the memory of the device.
-class FlatTraining {
- public:
-  FlatTraining(const Options& options, std::unique_ptr<Device> device, DType dtype, Residency optimizer,
-               bool rounds_sums, Residency gradient = Residency::kDevice)
-      : device_(std::move(device)),
-        pool_(1),
-        kernels_(make_kernels(*device_, pool_)),
-        size_(options.params / options.units),
-        shape_{size_} {
-    std::vector<ParamSpec> params;
-    std::vector<UnitSpec> units;
-    for (int unit = 0; unit < options.units; ++unit) {
-      params.push_back({.name = "weight" + std::to_string(unit), .shape = {size_}, .dtype = dtype});
-      units.push_back({.name = "unit" + std::to_string(unit), .params = {unit}, .repeated = true});
-    }
-    EngineSettings settings;
-    settings.plan = zero_plan(0, {"dp"});
-    settings.plan.residency.optimizer = optimizer;
-    settings.plan.residency.gradient = gradient;
-    settings.plan.residency.block_elements = options.block;
-    settings.update.rounds_sums = rounds_sums;
-    settings.groups = {GroupHyper{.lr = 1e-5, .weight_decay = 0.1}};
-    settings.threads = options.threads;
-    settings.storage.folders = {options.folder};
-    engine_ = std::make_unique<Engine>(std::move(params), std::move(units), settings, *device_,
-                                       make_backend("self", {.rank = 0, .size = 1}), binder_, Logger());
-    const std::vector<std::byte> zeros(array_bytes(size_, dtype));
-    engine_->initialize([&](int) { return ConstTensorView{zeros.data(), shape_, dtype}; }, [](std::span<const int>) {});
-    std::vector<float> values(static_cast<std::size_t>(size_));
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] = 1e-3F * static_cast<float>(i % 31) - 0.015F;
-    gradient_ = kernels_->make_arena(values.size() * sizeof(float), "bench.gradient");
-    const Stream stream = device_->make_stream("bench");
-    kernels_->copy(gradient_.data(), values.data(), values.size() * sizeof(float), stream);
-    stream.synchronize();
-  }
-
-  /// Milliseconds of step() after a backward.
-  double time_step() {
-    for (int param = static_cast<int>(engine_->layout().params.size()); param-- > 0;)
-      engine_->grad_ready(param, {gradient_.data(), shape_, DType::kFloat32});
-    engine_->end_backward();
-    return milliseconds([&] {
-      const StepResult result = engine_->step();
-      ZR_CHECK(result.committed, ErrorCode::kInternal, "a step was skipped: " + result.reason);
-    });
-  }
-  std::vector<double> time_steps(int rounds) {
-    (void)time_step();
-    (void)time_step();  // of states in files the first reads nothing
-    std::vector<double> all;
-    for (int round = 0; round < rounds; ++round) all.push_back(time_step());
-    return all;
-  }
-  [[nodiscard]] MemoryReport memory() const { return engine_->memory_report(); }
-
- private:
-  std::unique_ptr<Device> device_;
-  ThreadPool pool_;
-  std::unique_ptr<Kernels> kernels_;
-  std::int64_t size_;
-  std::vector<std::int64_t> shape_;
-  NoBinder binder_;
-  std::unique_ptr<Engine> engine_;
-  Arena gradient_{};
-};
+/// Milliseconds of steps.
+std::vector<double> time_steps(const Options& options, DType dtype, std::unique_ptr<Device> device,
+                               const Places& places = {}) {
+  EngineSettings settings;
+  settings.plan = zero_plan(0, {"dp"});
+  settings.plan.residency.optimizer = places.optimizer;
+  settings.plan.residency.gradient = places.gradient;
+  settings.plan.residency.block_elements = options.block;
+  settings.update.rounds_sums = places.rounds_sums;
+  settings.threads = options.threads;
+  settings.storage.folders = {options.folder};
+  FlatTraining training(options.params, options.units, dtype, std::move(device), std::move(settings));
+  (void)training.time_step();
+  (void)training.time_step();  // of states in files the first reads nothing
+  std::vector<double> all;
+  for (int round = 0; round < options.rounds; ++round) all.push_back(training.time_step());
+  return all;
+}
 
 void add(Record& record, const std::string& name, const std::string& unit, const std::vector<double>& samples,
          Better better = Better::kLower) {
@@ -186,11 +139,9 @@ void measure_steps(const Options& options, const Speeds& speed, Record& record) 
   const auto n = static_cast<double>(options.params);
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     const std::string of = "step, " + std::string(name_of(dtype));
-    add_step(record, of + ", states on the device",
-             FlatTraining(options, make_cuda_device(0), dtype, Residency::kDevice, false).time_steps(options.rounds),
+    add_step(record, of + ", states on the device", time_steps(options, dtype, make_cuda_device(0)),
              28 * n / speed.inside);
-    const std::vector<double> host =
-        FlatTraining(options, make_cpu_device(), dtype, Residency::kDevice, false).time_steps(options.rounds);
+    const std::vector<double> host = time_steps(options, dtype, make_cpu_device());
     add(record, of + ", all on the host", "ms", host);
     for (const bool rounds : {false, true}) {
       if (rounds && dtype == DType::kFloat32) continue;
@@ -198,16 +149,16 @@ void measure_steps(const Options& options, const Speeds& speed, Record& record) 
       const double crossing = std::max((param + (rounds ? 2.0 : 4.0)) * n / speed.down, param * n / speed.up);
       const std::string sums = rounds ? ", sums of 16 bits" : "";
       add_step(record, of + ", states in host memory" + sums,
-               FlatTraining(options, make_cuda_device(0), dtype, Residency::kHost, rounds).time_steps(options.rounds),
+               time_steps(options, dtype, make_cuda_device(0), {.optimizer = Residency::kHost, .rounds_sums = rounds}),
                std::max(crossing, median(host)));
       if (!rounds)
         add_step(record, of + ", states and gradients in host memory",
-                 FlatTraining(options, make_cuda_device(0), dtype, Residency::kHost, rounds, Residency::kHost)
-                     .time_steps(options.rounds),
+                 time_steps(options, dtype, make_cuda_device(0),
+                            {.optimizer = Residency::kHost, .gradient = Residency::kHost}),
                  std::max(param * n / speed.up, median(host)));
       if (options.folder.empty()) continue;
       add(record, of + ", states in files" + sums, "ms",
-          FlatTraining(options, make_cuda_device(0), dtype, Residency::kFiles, rounds).time_steps(options.rounds));
+          time_steps(options, dtype, make_cuda_device(0), {.optimizer = Residency::kFiles, .rounds_sums = rounds}));
     }
   }
 }

@@ -6,10 +6,8 @@
 // Run: step_phase_bench [--params N] [--units N] [--rounds N] [--threads T ...] [--json FILE]
 #include "kernels/bench_support.h"
 #include "kernels/stream.h"
+#include "step/flat_training.h"
 #include "support/record.h"
-
-#include <zeroth/comm/factory.h>
-#include <zeroth/engine/engine.h>
 
 #include <CLI/CLI.hpp>
 
@@ -28,55 +26,12 @@ struct Options {
   std::string json;
 };
 
-class NoBinder final : public ParameterBinder {
- public:
-  void bind(int /*flat*/, std::byte* /*data*/) override {}
-};
-
-/// One rank, `units` parameters of equal size, whose gradients are made here.
-class FlatTraining {
- public:
-  FlatTraining(const Options& options, DType dtype, int zero_stage, int threads)
-      : device_(make_cpu_device()), size_(options.params / options.units), shape_{size_} {
-    std::vector<ParamSpec> params;
-    std::vector<UnitSpec> units;
-    for (int unit = 0; unit < options.units; ++unit) {
-      params.push_back({.name = "weight" + std::to_string(unit), .shape = {size_}, .dtype = dtype});
-      units.push_back({.name = "unit" + std::to_string(unit), .params = {unit}, .repeated = true});
-    }
-    EngineSettings settings;
-    settings.plan = zero_plan(zero_stage, {"dp"});
-    settings.groups = {GroupHyper{.lr = 1e-5, .weight_decay = 0.1}};
-    settings.threads = threads;
-    engine_ = std::make_unique<Engine>(std::move(params), std::move(units), settings, *device_,
-                                       make_backend("self", {.rank = 0, .size = 1}), binder_, Logger());
-    const std::vector<std::byte> zeros(static_cast<std::size_t>(size_) * size_of(dtype));
-    engine_->initialize([&](int) { return ConstTensorView{zeros.data(), shape_, dtype}; }, [](int) {});
-    gradient_.resize(static_cast<std::size_t>(size_));
-    for (std::size_t i = 0; i < gradient_.size(); ++i) gradient_[i] = 1e-3F * static_cast<float>(i % 31) - 0.015F;
-  }
-
-  /// Milliseconds of step() after a backward.
-  double time_step() {
-    for (int param = static_cast<int>(engine_->layout().params.size()); param-- > 0;) {
-      engine_->grad_ready(param, {reinterpret_cast<const std::byte*>(gradient_.data()), shape_, DType::kFloat32});
-    }
-    engine_->end_backward();
-    const auto start = std::chrono::steady_clock::now();
-    const StepResult result = engine_->step();
-    const auto stop = std::chrono::steady_clock::now();
-    ZR_CHECK(result.committed, ErrorCode::kInternal, "a step was skipped: " + result.reason);
-    return std::chrono::duration<double, std::milli>(stop - start).count();
-  }
-
- private:
-  std::unique_ptr<Device> device_;
-  std::int64_t size_;
-  std::vector<std::int64_t> shape_;
-  NoBinder binder_;
-  std::unique_ptr<Engine> engine_;
-  std::vector<float> gradient_;
-};
+FlatTraining training_of(const Options& options, DType dtype, int zero_stage, int threads) {
+  EngineSettings settings;
+  settings.plan = zero_plan(zero_stage, {"dp"});
+  settings.threads = threads;
+  return {options.params, options.units, dtype, make_cpu_device(), std::move(settings)};
+}
 
 void measure(const Options& options, Record& record) {
   const auto bytes = static_cast<std::size_t>(options.params) * sizeof(float);
@@ -94,7 +49,7 @@ void measure(const Options& options, Record& record) {
     };
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
       for (const int zero_stage : {0, 3}) {
-        FlatTraining training(options, dtype, zero_stage, num_threads);
+        FlatTraining training = training_of(options, dtype, zero_stage, num_threads);
         const Paired paired = run_paired(options.rounds, [&] { return training.time_step(); }, time_stream);
         std::vector<double> above;
         for (const double ratio : paired.ratio) above.push_back(kStreamBytes * (ratio - 1));
