@@ -153,6 +153,7 @@ def main(how: str, transport: str, stage: str, timeout_ms: str) -> None:
         "zero_optimization": {"stage": int(stage)},
         "zeroth": {
             "timeout_ms": int(timeout_ms),
+            "first_timeout_ms": 60_000,  # of ranks that start, beside other jobs
             "frozen_after_ms": 2_000,
             "threads": 1,
             "ranks_per_node": 2 if transport == "shm+mpi" else 0,
