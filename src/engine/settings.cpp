@@ -38,9 +38,10 @@ ResidencyPlan residency_of(const OffloadConfig& offload) {
           .parameter = residency_named(offload.parameter_device),
           .gradient = offload.gradients == "host" ? Residency::kHost : Residency::kDevice,
           .optimizer_ratio = offload.ratio,
-          .block_elements = offload.block_elements,
+          .block_elements = offload.block_elements.value_or(ResidencyPlan().block_elements),
           .slots = offload.buffer_count,
           .parameter_elements = offload.max_in_cpu,
+          .chooses_blocks = !offload.block_elements,
           .plans_ratio = offload.ratio_from == "planned",
           .cache_blocks = offload.cache_blocks};
 }

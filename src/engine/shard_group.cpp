@@ -112,7 +112,9 @@ ShardGroups make_shard_groups(ModelParts& split, const EngineSettings& settings,
     ShardGroupSpec& spec = specs[index];
     spec.plan.holds_gradients = settings.update.delayed_after.has_value();
     spec.plan.rounds_sums = settings.update.rounds_sums;
-    spec.plan.residency.beside_device = traits.beside_device;
+    ResidencyPlan& residency = spec.plan.residency;
+    residency.beside_device = traits.beside_device;
+    if (residency.beside_device && residency.chooses_blocks) residency.block_elements = kBlockBesideDevice;
     if (!traits.asynchronous) spec.plan.prefetch_units = 0;  // nothing goes ahead of the caller: no slot for it
     if (!traits.narrow_buckets) spec.plan.narrow_buckets = false;
     groups.push_back(

@@ -409,6 +409,24 @@ TEST(ToyOnDevice, SumsOfMicroStepsRestInHostMemoryAndTheDeviceNeedsOnlyBuckets) 
   }
 }
 
+TEST(ToyOnDevice, BlocksThatTheEngineChoosesAreLongerBesideIt) {
+  const auto block_of = [](ToyTraining training, bool chooses, auto&& train) {
+    training.plan.residency.chooses_blocks = chooses;
+    std::int64_t block = 0;
+    training.at_start = [&block](Engine& engine, ToyModel&) {
+      if (engine.rank() == 0) block = engine.settings().plan.residency.block_elements;
+    };
+    (void)train(training);
+    return block;
+  };
+  OnFakeGpu fake(2, /*over_nccl=*/false);
+  const auto on_device = [&](const ToyTraining& training) { return fake.train(training); };
+  const ToyTraining training = beside(tiny(1, 2), kHostStates);
+  EXPECT_EQ(block_of(training, true, on_device), kBlockBesideDevice);
+  EXPECT_EQ(block_of(training, false, on_device), 1024);
+  EXPECT_EQ(block_of(training, true, [](const ToyTraining& one) { return train_toy(one); }), 1024);
+}
+
 TEST(ToyOnDevice, OnRanksOfACpuGradientsInHostMemoryAreAnotherColumnOfTheSamePlan) {
   constexpr auto kReduced = static_cast<std::size_t>(MemoryState::kReduced);
   for (const int stage : {1, 3}) {

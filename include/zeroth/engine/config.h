@@ -120,7 +120,7 @@ struct OffloadConfig {
   std::string ratio_from = "given";                      ///< "given": `ratio`; "planned": by measured speeds
   int cache_blocks = 0;                                  ///< blocks of files that stay in memory beside buffer_count
   std::string gradients = "device";                      ///< where reduced gradients rest: or "host"
-  std::int64_t block_elements = std::int64_t{1} << 18U;  ///< whose states are one block
+  std::optional<std::int64_t> block_elements{};          ///< whose states are one block; unset: the engine chooses
   std::string io = "probe";                              ///< engine of requests to files: see io_engine_of()
   bool direct = true;                                    ///< files pass the page cache (O_DIRECT), where it can be
   int queue_depth = 32;                                  ///< transfers at once

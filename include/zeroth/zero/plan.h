@@ -74,6 +74,10 @@ enum class Residency : std::uint8_t {
   kFiles,
 };
 
+/// Elements of a block whose states cross a bus: the update of a shorter one is too little work for the threads of the
+/// host (docs/offload.md).
+inline constexpr std::int64_t kBlockBesideDevice = std::int64_t{1} << 20U;
+
 /// Where states rest, and in what blocks they visit memory. Never part of the numbers.
 struct ResidencyPlan {
   Residency optimizer = Residency::kDevice;  ///< states of the optimizer that have an entry an element, and masters
@@ -85,7 +89,8 @@ struct ResidencyPlan {
   /// Elements of parameters in files that are in memory at once, gathered ones not counted, at most; 0: as many blocks
   /// as the four largest units have.
   std::int64_t parameter_elements = 0;
-  bool plans_ratio = false;  ///< the engine measures the tiers when it is made, and sets what follows
+  bool chooses_blocks = false;  ///< the engine sets block_elements beside a device: see kBlockBesideDevice
+  bool plans_ratio = false;     ///< the engine measures the tiers when it is made, and sets what follows
   /// Which blocks are in files, by their number on a rank; the ratio says it of blocks beyond. Empty: of all.
   std::vector<bool> optimizer_in_files{};
   int cache_blocks = 0;  ///< blocks of files that stay in memory beside the slots, see make_cached_store()

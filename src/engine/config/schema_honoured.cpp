@@ -510,7 +510,8 @@ constexpr std::array kKeys{
     bind<&Config::offload, &OffloadConfig::block_elements>(
         {.pointer = "/zeroth/offload/block_elements",
          .kind = KeyKind::kInteger,
-         .text = "Elements whose states are one block of a file, a multiple of 1024.",
+         .text = "Elements whose states are one block, a multiple of 1024. Null: 2^18, or 2^20 beside a device with "
+                 "memory of its own.",
          .lowest = 1024,
          .highest = std::int64_t{1} << 30U}),
     bind<&Config::offload, &OffloadConfig::io>(
@@ -708,7 +709,8 @@ constexpr std::array kKeys{
     bind<&Config::runtime, &RuntimeConfig::first_timeout_ms>(
         {.pointer = "/zeroth/first_timeout_ms",
          .kind = KeyKind::kInteger,
-         .text = "The same until the first step has ended, while everything is slow. 0: twice `timeout_ms`.",
+         .text = "The same until the first step has ended, while everything is slow, and for ranks that have not met. 0: "
+                 "twice `timeout_ms`; ranks then meet in `timeout_ms`.",
          .highest = kMaxMilliseconds,
          .shared = false}),
     bind<&Config::runtime, &RuntimeConfig::frozen_after_ms>(
