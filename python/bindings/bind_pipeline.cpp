@@ -93,14 +93,16 @@ std::optional<Communicator> communicator_of(const py::object& group) {
   return rank_group_of(group).communicator();
 }
 
-/// The unit, the weight, the bias or None, and the rows of each stage.
-using SplitHead = std::tuple<int, at::Tensor, std::optional<at::Tensor>, std::vector<std::int64_t>>;
+/// The unit, the weight, the bias or None, the rows, and the group of ranks that share those of a stage or None.
+using SplitHead = std::tuple<int, at::Tensor, std::optional<at::Tensor>, std::vector<std::int64_t>, py::object>;
 
 std::optional<libtorch::SharedHead> head_of(std::optional<SplitHead> head) {
   if (!head) return std::nullopt;
-  auto [unit, weight, bias, rows] = std::move(*head);
-  return libtorch::SharedHead{
+  auto [unit, weight, bias, rows, beside] = std::move(*head);
+  libtorch::SharedHead result{
       .unit = unit, .weight = std::move(weight), .bias = bias.value_or(at::Tensor()), .rows = std::move(rows)};
+  if (!beside.is_none()) result.beside = rank_group_of(beside);
+  return result;
 }
 
 py::tuple result_of(const Pipeline::Result& result) {

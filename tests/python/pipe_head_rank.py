@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from pipe_more_rank import SHARED_HEAD
 from pipe_rank import made
+from pipe_rows import WAYS
 from refusing import refused
 from tensor_models import VOCAB
 from torch import nn
@@ -27,7 +28,6 @@ from zeroth.pipe.shared_head import find_head, run_to_head
 
 WORDS, MICRO, STEPS = 61, 3, 2
 """no number of stages divides the words"""
-WAYS = ("two_barriers", "one_barrier")
 
 
 def layers(*, bias: bool = True, count: int = 8) -> nn.Sequential:
@@ -117,7 +117,7 @@ def train(pp: int, way: str, schedule: str, stage: int, loss_fn: Loss, *, bias: 
     dp = world.size // pp
     done = zeroth.pipeline(model, config_of(pp, way, schedule, stage), world=world, loss_fn=loss_fn)
     engine = zeroth.Engine(model, config_of(pp, way, schedule, stage), world=world, log_level="warning")
-    rows = done.head.rows(pp)
+    rows = done.head.rows(done.mesh)
     assert sum(rows) == WORDS and max(rows) - min(rows) <= 1, rows
     assert f"9, {rows[0]}, {rows[1]}" in str(done), str(done)
     own, losses = world.rank % dp, []

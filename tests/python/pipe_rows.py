@@ -131,6 +131,47 @@ TABLES["head 4"] = [
     Row("llama", 4, micro=3, stage=3, vocabulary="one_barrier", policy="per_step", layers=4),
     Row("llama", 2, "zb-v", micro=3, stage=3, vocabulary="two_barriers", unshard="step", clip=0.1, layers=4),
 ]
+TABLES["head 4"] += [
+    Row("llama", 2, micro=3, stage=3, sp=2, vocabulary="two_barriers", clip=0.1, layers=2),
+    Row("llama", 2, "zb-h1", micro=2, stage=1, tp=2, vocabulary="one_barrier", policy="per_step", layers=2),
+]
+WAYS = ("two_barriers", "one_barrier")
+HEADS = [
+    Row(
+        "llama",
+        2,
+        schedule,
+        micro=1 + number % 3,
+        stage=(number // 2 + turn) % 4,
+        tp=2 if turn == 0 else 1,
+        sp=2 if turn == 1 else 1,
+        policy=("per_step", "per_micro_step")[number // 2 % 2],
+        clip=0.1 if number % 3 else 0.0,
+        vocabulary=WAYS[(number + turn) % 2],
+        layers=4,  # with two chunks a stage none is the embedding alone
+    )
+    for number, schedule in enumerate(SCHEDULES)
+    for turn in range(2)
+] + [
+    Row(
+        "llama",
+        2,
+        SCHEDULES[(4 * turn + stage) % len(SCHEDULES)],
+        micro=1 + (turn + stage) % 2,
+        stage=stage,
+        tp=1 if turn == 2 else 2,
+        sp=1 if turn == 1 else 2,
+        dp=1 if turn == 0 else 2,
+        clip=0.1 if stage % 2 else 0.0,
+        vocabulary=WAYS[(turn + stage) % 2],
+        layers=4,
+    )
+    for turn in range(3)
+    for stage in range(4)
+] + [Row("llama", 2, micro=2, stage=3, tp=2, sp=2, dp=2, clip=0.1, vocabulary="one_barrier", layers=2)]  # fmt: skip
+"""A head in rows on every rank of pp and tp: each two of schedule, way, ZeRO stage and axes beside pp."""
+for row in HEADS:
+    TABLES.setdefault(f"cover head {row.pp * row.dp * row.tp * row.sp}", []).append(row)
 AXES = ("none", "dp", "tp", "sp")
 COVER = [
     Row(

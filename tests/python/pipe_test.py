@@ -17,7 +17,7 @@ import forked
 import job
 import tier
 from pipe_errors import Errors
-from pipe_rows import AXES, COVER, SCHEDULES
+from pipe_rows import AXES, COVER, HEADS, SCHEDULES, WAYS
 
 forked.preload(
     "transformers",
@@ -100,6 +100,24 @@ class Heads(job.RankTest):
     def test_stages_of_zero_have_the_same_bits(self) -> None:
         self.run_well(2, "pipe_rank.py", "head 2")
         self.run_well(4, "pipe_rank.py", "head 4")
+
+    @tier.long
+    def test_ranks_of_every_axis_share_them(self) -> None:
+        for ranks in (4, 8, 16):
+            self.run_well(ranks, "pipe_rank.py", f"cover head {ranks}", limit_s=900)
+
+    def test_the_rows_of_meshes_have_each_two(self) -> None:
+        factors = {
+            "schedule": (lambda row: row.schedule, SCHEDULES),
+            "way": (lambda row: row.vocabulary, WAYS),
+            "ZeRO stage": (lambda row: row.stage, range(4)),
+            "axis": (lambda row: "sp" if row.sp > 1 else "tp", ("tp", "sp")),
+        }
+        for (one, (of, values)), (other, (of_other, others)) in itertools.combinations(factors.items(), 2):
+            found = {(of(row), of_other(row)) for row in HEADS}
+            self.assertEqual(set(itertools.product(values, others)) - found, set(), f"{one} and {other}")
+        meshes = {(row.tp, row.sp, row.dp) for row in HEADS}
+        self.assertEqual(len(meshes), 6)
 
     @tier.long
     def test_every_schedule_in_both_ways(self) -> None:

@@ -18,6 +18,7 @@
 
 #include <zeroth/comm/communicator.h>
 #include <zeroth/libtorch/engine.h>
+#include <zeroth/libtorch/rank_group.h>
 #include <zeroth/libtorch/saved_tensors.h>
 #include <zeroth/program/step_program.h>
 
@@ -46,13 +47,17 @@ using ChunkForward = std::function<ChunkValues(int chunk, int micro_batch, Chunk
 
 /// A linear layer before a cross entropy, of which every stage has some rows (a program with V_ actions). The forward
 /// of the last chunk then returns, in the place of the loss: the layer's input [..., features]; int64 [N] its rows that
-/// count, as numbers in the flat order; int64 [N] their targets; float64 [2] factor and constant of the loss, which is
-/// factor * sum of the cross entropies + constant. On other stages nobody needs the targets: they travel along.
+/// count, as numbers in the flat order; int64 [N] their targets; float64 [3] factor and constant of the loss, and how
+/// many pipelines have a part of it (1: it is whole), as those that share sequences have. The loss is the sum of factor
+/// * sum of the cross entropies over them, and the constant. On other stages nobody needs the targets: they travel
+/// along.
 struct SharedHead {
   int unit = 0;                      ///< the engine's unit with this stage's rows, and nothing else
   at::Tensor weight{};               ///< [own rows, features]
   at::Tensor bias{};                 ///< [own rows], or undefined
-  std::vector<std::int64_t> rows{};  ///< of each stage
+  std::vector<std::int64_t> rows{};  ///< of each stage; with `beside` of each of its ranks, stage after stage
+  /// Ranks of a stage with the same inputs and targets, which share its rows once more. None: a stage is one rank.
+  std::optional<RankGroup> beside{};
 };
 
 struct PipelineOptions {

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from zeroth import _C
-from zeroth._C import reduce_from_group
 from zeroth.parallel._random import mixed
 from zeroth.parallel._refuse import refuse, who
 from zeroth.parallel.cut import cut_sample
@@ -26,7 +25,7 @@ from zeroth.parallel.split_checks import (
     require_model,
 )
 from zeroth.parallel.verify import difference, evaluating
-from zeroth.parallel.vocab_loss import cross_entropy_sum
+from zeroth.parallel.vocab_loss import cross_entropy_sum, sum_of_parts
 
 __all__ = ["SplitModel", "split_sequence"]
 
@@ -229,7 +228,7 @@ class SplitModel:
             local = self.cross_entropy(logits.flatten(0, -2), sample.labels.flatten().to(logits.device))
         else:
             local, _ = logits.cross_entropy_sum(sample.labels)
-        return reduce_from_group(local / sample.valid, self.group)
+        return sum_of_parts(local / sample.valid, self.group)
 
 
 def split_sequence(

@@ -4,13 +4,14 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from zeroth import _C
-from zeroth._C import vocab_cross_entropy
+from zeroth._C import reduce_from_group, vocab_cross_entropy
 from zeroth.parallel.sample import IGNORED, shifted
 from zeroth.parallel.tensor_cut import Cut
 
-__all__ = ["VocabLoss", "cross_entropy_sum"]
+__all__ = ["VocabLoss", "cross_entropy_sum", "sum_of_parts"]
 
 
 class VocabLoss:
@@ -53,3 +54,11 @@ def cross_entropy_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tenso
     """The same of whole logits."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     return functional.cross_entropy(wide, labels, ignore_index=IGNORED, reduction="sum")
+
+
+def sum_of_parts(part: torch.Tensor, group: _C.Communicator) -> torch.Tensor:
+    """The loss of which each rank has a part; its gradient is that of the own part. A function of torch's protocol, so
+    that a TorchFunctionMode sees it."""
+    if has_torch_function_unary(part):
+        return handle_torch_function(sum_of_parts, (part,), part, group)  # type: ignore[no-any-return]
+    return reduce_from_group(part, group)

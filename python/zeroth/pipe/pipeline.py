@@ -10,6 +10,7 @@ from torch import nn
 from zeroth import _C, _boxes, _units
 from zeroth._config import ConfigLike, to_config
 from zeroth.parallel._refuse import refuse
+from zeroth.parallel.tensor_share import Role
 from zeroth.pipe.agree import require_same
 from zeroth.pipe.block_chain import BlockChain
 from zeroth.pipe.chain import Chain
@@ -71,7 +72,7 @@ class Pipelined:
         for stage in range(self.mesh.size("pp")):
             lines.append(f"  stage {stage}: " + "; ".join(_parts(self.chain, self.bounds, self.chunks_of(stage))))
         if self.head is not None:
-            rows = ", ".join(map(str, self.head.rows(self.mesh.size("pp"))))
+            rows = ", ".join(map(str, self.head.rows(self.mesh)))
             lines.append(f"  all stages: {self.head.path}, {rows} rows of {self.head.vocabulary}")
         return "\n".join(lines)
 
@@ -198,9 +199,9 @@ def pipeline(
             build(chain, bounds[chunk], bounds[chunk + 1])
     if head is not None:
         build(chain, len(chain.layers) - 1, len(chain.layers))
-        head = find_head(chain, axes["pp"])  # building makes modules anew
+        head = _head_of(chain, axes)  # building makes modules anew
     if axes["tp"] > 1 or axes["sp"] > 1:
-        _share_layers(chain, settings, world)
+        _share_layers(chain, settings, world, head)
     done = Pipelined(
         chain=chain,
         mesh=mesh,
@@ -219,19 +220,8 @@ def pipeline(
 
 
 def _head_of(chain: Chain, axes: Mapping[str, int]) -> SharedHead:
-    """The layer whose rows all stages share."""
-    for axis in ("tp", "sp"):
-        if axes[axis] > 1:
-            refuse(
-                "stages share the head's rows, which other ranks of the mesh would share, too",
-                code="CONFIG",
-                where=_WHERE,
-                which=f"zeroth.mesh.{axis} and zeroth.pipeline.vocabulary",
-                expected="pp and dp alone",
-                got=f"{axis} = {axes[axis]}",
-                hint='zeroth.pipeline.vocabulary = "whole"',
-            )
-    return find_head(chain, axes["pp"])
+    """The layer whose rows all stages share, and the ranks of tp of each."""
+    return find_head(chain, axes["pp"] * axes["tp"])
 
 
 def _own_program(text: str, stages: int, micro_batches: int, settings: _C.Config) -> str:
@@ -265,11 +255,13 @@ def _own_program(text: str, stages: int, micro_batches: int, settings: _C.Config
     return program
 
 
-def _share_layers(chain: Chain, settings: _C.Config, world: _C.World) -> None:
-    """Splits the layers of all stages over tp and sp. The model is called with the hooks that do it."""
+def _share_layers(chain: Chain, settings: _C.Config, world: _C.World, head: SharedHead | None) -> None:
+    """Splits the layers of all stages over tp and sp, but for a head whose rows they share. The model is called with
+    the hooks that do it."""
     from zeroth.parallel.parallelize import parallelize  # it needs what this module needs
 
-    done = parallelize(chain.model, settings, world=world)
+    apart: dict[str, Role] = {} if head is None else {head.path: "whole"}
+    done = parallelize(chain.model, settings, world=world, corrections=apart)
     if isinstance(chain, BlockChain):
         chain.forward = lambda model, args, kwargs: model(*args, **kwargs)
     if done.sequence is not None:
@@ -299,9 +291,10 @@ def _give_away(done: Pipelined) -> None:
     """Notes on each parameter which stages use it, and empties those of other stages."""
     everywhere = list(range(done.mesh.size("pp")))
     if done.head is not None:
-        done.head.share(done.stage, len(everywhere))
+        done.head.share(done.mesh)
     for name, parameter in done.chain.model.named_parameters():
         if done.head is not None and done.head.has(name):
+            _boxes.put_box(parameter, _box(parameter, [done.stage]))  # its part of it
             continue
         chunks = done.chunks_of_parameter(name)
         stages = sorted({done.stage_of_chunk[chunk] for chunk in chunks}) or everywhere
@@ -352,13 +345,14 @@ def units_of_chunks(done: Pipelined, units: Sequence[tuple[str, bool, Sequence[s
 
 def head_of_engine(
     done: Pipelined, units: Sequence[tuple[str, bool, Sequence[str]]]
-) -> tuple[int, torch.Tensor, torch.Tensor | None, list[int]] | None:
+) -> tuple[int, torch.Tensor, torch.Tensor | None, list[int], _C.Communicator | None] | None:
     """What the executor has to know of a head that the stages share. `units`: as _C.Engine.units."""
     if done.head is None:
         return None
     unit = next(number for number, (_, _, names) in enumerate(units) if any(map(done.head.has, names)))
     module = done.head.module
-    return unit, module.weight, module.bias, done.head.rows(done.mesh.size("pp"))
+    beside = done.mesh.axis("tp") if done.mesh.size("tp") > 1 else None
+    return unit, module.weight, module.bias, done.head.rows(done.mesh), beside
 
 
 def owners_of_buffers(done: Pipelined) -> dict[str, int]:

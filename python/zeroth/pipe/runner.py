@@ -275,7 +275,7 @@ class Runner:
         assert head is not None
         run = run_to_head(self.done.chain, head, first, values, self._batches[micro_batch], loss_of)
         weight = 1.0 if self._weights is None else self._weights[micro_batch]
-        numbers = torch.tensor([run.factor * weight, run.constant * weight], dtype=torch.float64)
+        numbers = torch.tensor([run.factor * weight, run.constant * weight, run.parts], dtype=torch.float64)
         return [run.hidden, run.rows, run.targets, numbers], ""
 
 

@@ -16,9 +16,11 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from zeroth import _C
 from zeroth.parallel._refuse import refuse
 from zeroth.parallel.tensor import share
 from zeroth.parallel.tensor_cut import Cut
+from zeroth.parallel.vocab_loss import sum_of_parts
 from zeroth.pipe import stashed
 from zeroth.pipe.batches import parts_of
 from zeroth.pipe.block_chain import BlockChain
@@ -42,18 +44,26 @@ class SharedHead:
     vocabulary: int
     """rows of all stages"""
 
-    def rows(self, stages: int) -> list[int]:
-        """Of each stage."""
-        return Cut("pp", 0, stages).sizes(self.vocabulary)
+    def rows(self, mesh: _C.Mesh) -> list[int]:
+        """Of each stage; with tp of each of its ranks, stage after stage."""
+        return _cut_of(mesh).sizes(self.vocabulary)
 
     def has(self, name: str) -> bool:
         """Whether a parameter is the head's, by its name in the model."""
         return name.rpartition(".")[0] == self.path
 
-    def share(self, stage: int, stages: int) -> None:
-        """Leaves this stage's rows."""
+    def share(self, mesh: _C.Mesh) -> None:
+        """Leaves this rank's rows."""
         for name in ("weight", "bias"):
-            share(self.module, name, Cut("pp", stage, stages), 0)
+            share(self.module, name, _cut_of(mesh), 0)
+
+
+def _cut_of(mesh: _C.Mesh) -> Cut:
+    """How the ranks of pp and tp share rows."""
+    stage, beside = mesh.coordinate("pp"), mesh.size("tp")
+    if beside == 1:
+        return Cut("pp", stage, mesh.size("pp"))
+    return Cut("tp", stage * beside + mesh.coordinate("tp"), mesh.size("pp") * beside)
 
 
 def find_head(chain: Chain, stages: int) -> SharedHead:
@@ -78,7 +88,9 @@ def find_head(chain: Chain, stages: int) -> SharedHead:
                 f"untie it (tie_word_embeddings=False), or {_WHOLE}",
             )
         if parameter.shape[0] < stages:
-            _refuse(f"{path}.{name}", f"{stages} rows or more, one for each stage", f"{parameter.shape[0]} rows")
+            _refuse(
+                f"{path}.{name}", f"{stages} rows or more, one for each rank of pp and tp", f"{parameter.shape[0]} rows"
+            )
     if _has_hooks(module):
         _refuse(path, "no hooks on the head, which is not called as a module", "hooks")
     return SharedHead(path=path, module=module, vocabulary=module.weight.shape[0])
@@ -113,6 +125,8 @@ class ToHead:
     """of the sum of the cross entropies"""
     constant: float
     """the loss is that product, and this"""
+    parts: int = 1
+    """so many ranks have a part of that product; the loss is their sum"""
 
 
 def run_to_head(
@@ -178,6 +192,7 @@ class _Tail(TorchFunctionMode):
         """the result of the cross entropy and what was made of it, as if it were 0, and as if it were 1"""
         self._given: tuple[torch.Tensor, torch.Tensor, float] | None = None
         """rows, targets, and the factor of their sum"""
+        self._parts = 1
         self._entered = False
 
     def begin(self, hidden: Any) -> torch.Tensor:
@@ -200,6 +215,8 @@ class _Tail(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is sum_of_parts and self._at_one(args[0]) is not None:
+            return self._sum_of_parts(*args)
         if any(self._at_one(one) is not None for one in (*args, *kwargs.values())):
             return self._of_loss(func, args, kwargs)
         if not any(self._is_logits(one) for one in (*args, *kwargs.values())):
@@ -237,6 +254,15 @@ class _Tail(TorchFunctionMode):
         others = [one if other is None else other for one, other in zip(args, at_one, strict=True)]
         self._losses.append((at_zero, func(*others, **kwargs)))
         return at_zero
+
+    def _sum_of_parts(self, part: torch.Tensor, group: _C.Communicator) -> torch.Tensor:
+        """Of the loss: each rank of the group has the tokens of its own rows."""
+        at_one = self._at_one(part)
+        assert at_one is not None
+        total = sum_of_parts(part, group)
+        self._losses.append((total, total + (at_one - part)))
+        self._parts *= group.size
+        return total
 
     def _is_logits(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and any(value is one for one in self._logits)
@@ -315,7 +341,7 @@ class _Tail(TorchFunctionMode):
         if loss.numel() != 1 or loss.requires_grad:
             self._refuse("a loss of the logits alone", "one of other values of the model")
         rows, targets, own = self._given
-        return ToHead(self.hidden, rows, targets, own * (at_one - loss).item(), loss.item())
+        return ToHead(self.hidden, rows, targets, own * (at_one - loss).item(), loss.item(), self._parts)
 
     def _refuse(self, expected: str, got: object) -> NoReturn:
         _refuse(f"{self.head.path}, what follows it", expected, str(got))

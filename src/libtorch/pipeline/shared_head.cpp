@@ -1,5 +1,6 @@
 #include "libtorch/pipeline/shared_head.h"
 
+#include "libtorch/parallel/group_call.h"
 #include "libtorch/pipeline/part_scope.h"
 
 #include <zeroth/base/error.h>
@@ -23,6 +24,8 @@ namespace zeroth::libtorch {
 namespace {
 
 constexpr const char* kHeadWhere = "libtorch.pipeline";
+constexpr CallName kCallScores{.call = "scores of a shared head", .number = 15};
+constexpr CallName kCallGradient{.call = "gradient of a shared head's input", .number = 16};
 
 at::Tensor as_wide(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat);
@@ -38,6 +41,19 @@ SentValues sent(std::vector<at::Tensor> tensors) {
   return values;
 }
 
+/// Of parts [3, N] of a vocabulary: the maximum of each token, the sum of exponentials, the logit of the target.
+at::Tensor merged(const std::vector<at::Tensor>& parts) {
+  at::Tensor most = parts[0][0];
+  for (const at::Tensor& one : parts) most = most.maximum(one[0]);
+  at::Tensor sum = at::zeros_like(most);
+  at::Tensor chosen = at::zeros_like(most);
+  for (const at::Tensor& one : parts) {
+    sum += (one[0] - most).exp_().mul_(one[1]);
+    chosen += one[2];
+  }
+  return at::stack({most, sum, chosen});
+}
+
 std::string shown(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.toString() + " " + c10::str(tensor.sizes()) : "no tensor";
 }
@@ -49,6 +65,7 @@ struct SharedHeadRun::State {
   at::Tensor targets{};  ///< [N]
   double factor = 0.0;   ///< of the sum of the cross entropies
   double constant = 0.0;
+  double parts = 1.0;   ///< of the loss, of which this pipeline has one
   at::Tensor whole{};   ///< on the last chunk's stage: the layer's input as the chunk returned it, without memory
   at::Tensor rows{};    ///< there: where the tokens are
   at::Tensor logits{};  ///< [N, own rows]
@@ -62,6 +79,12 @@ struct SharedHeadRun::State {
   bool is_half_done = false;  ///< on the last chunk's stage, one barrier: V_T, or the backward of the last chunk
   at::Tensor log_sum{};       ///< [N], over all rows
   at::Tensor gradient{};      ///< [N, features]: the own part, or on the last chunk's stage with one barrier the sum
+
+  void take_numbers(const at::Tensor& numbers) {
+    factor = numbers[0].item<double>();
+    constant = numbers[1].item<double>();
+    parts = numbers[2].item<double>();
+  }
 };
 
 SharedHeadRun::SharedHeadRun(std::shared_ptr<Runtime> runtime, StageLinks& links, SharedHead head,
@@ -73,14 +96,14 @@ SharedHeadRun::SharedHeadRun(std::shared_ptr<Runtime> runtime, StageLinks& links
       stages_(program.ranks()),
       root_(program.rank_of_chunk.back()) {
   const auto own = static_cast<std::size_t>(stage);
-  const bool fits = head_.rows.size() == static_cast<std::size_t>(stages_) && head_.weight.defined() &&
+  const int ranks = stages_ * (head_.beside ? head_.beside->size() : 1);
+  const bool fits = head_.rows.size() == static_cast<std::size_t>(ranks) && head_.weight.defined() &&
                     std::ranges::all_of(head_.rows, [](std::int64_t rows) { return rows > 0; });
   ZR_CHECK(fits, ErrorCode::kUsage, "a head does not fit the stages",
            {.where = kHeadWhere,
-            .which = "the rows of each stage",
-            .expected = std::to_string(stages_) + " numbers, none 0",
+            .which = "the rows of each rank",
+            .expected = std::to_string(ranks) + " numbers, none 0",
             .got = c10::str(head_.rows)});
-  begin_ = std::accumulate(head_.rows.begin(), head_.rows.begin() + stage, std::int64_t{0});
   vocabulary_ = std::accumulate(head_.rows.begin(), head_.rows.end(), std::int64_t{0});
   const auto& actions = program.actions[own];
   two_barriers_ =
@@ -92,6 +115,15 @@ SharedHeadRun::SharedHeadRun(std::shared_ptr<Runtime> runtime, StageLinks& links
 }
 
 SharedHeadRun::~SharedHeadRun() = default;
+
+std::size_t SharedHeadRun::number_of(int stage) const {
+  return static_cast<std::size_t>(head_.beside ? stage * head_.beside->size() + head_.beside->rank() : stage);
+}
+
+std::int64_t SharedHeadRun::begin_of(int stage) const {
+  const auto own = head_.rows.begin() + static_cast<std::ptrdiff_t>(number_of(stage));
+  return std::accumulate(head_.rows.begin(), own, std::int64_t{0});
+}
 
 void SharedHeadRun::begin(bool trains) {
   forget();
@@ -115,11 +147,11 @@ at::Tensor SharedHeadRun::take_output(const std::vector<at::Tensor>& outputs, co
                     std::ranges::all_of(outputs, [](const at::Tensor& one) { return one.defined(); }) &&
                     outputs[0].is_floating_point() && outputs[0].dim() >= 1 && outputs[1].scalar_type() == at::kLong &&
                     outputs[2].scalar_type() == at::kLong && outputs[1].sizes() == outputs[2].sizes() &&
-                    outputs[1].dim() == 1 && outputs[3].scalar_type() == at::kDouble && outputs[3].numel() == 2;
+                    outputs[1].dim() == 1 && outputs[3].scalar_type() == at::kDouble && outputs[3].numel() == 3;
   ZR_CHECK(fits, ErrorCode::kModel, "the last chunk of a pipeline gives no input of the shared head",
            {.where = kHeadWhere,
             .which = to_text(action),
-            .expected = "the input, rows, targets and two numbers; see SharedHead",
+            .expected = "the input, rows, targets and three numbers; see SharedHead",
             .got = outputs.empty() ? "no tensor" : shown(outputs[0])});
   const at::NoGradGuard no_grad;
   State& state = state_of(action.micro_batch);
@@ -135,8 +167,7 @@ at::Tensor SharedHeadRun::take_output(const std::vector<at::Tensor>& outputs, co
   state.rows = outputs[1];
   state.hidden = flat.index_select(0, state.rows);
   state.targets = targets;
-  state.factor = outputs[3][0].item<double>();
-  state.constant = outputs[3][1].item<double>();
+  state.take_numbers(outputs[3]);
   state.whole = at::zeros({}, flat.options()).expand(outputs[0].sizes());
   return outputs[0];
 }
@@ -162,9 +193,10 @@ void SharedHeadRun::run(const Action& action) {
 void SharedHeadRun::send_input(int micro_batch) {
   if (!is_root()) return;
   const State& state = state_of(micro_batch);
-  at::Tensor numbers = at::zeros({2}, at::kDouble);
+  at::Tensor numbers = at::zeros({3}, at::kDouble);
   numbers[0] = state.factor;
   numbers[1] = state.constant;
+  numbers[2] = state.parts;
   for (int to = 0; to < stages_; ++to) {
     if (to != stage_)
       links_.send(to, parcel_of(ActionKind::kVocabInput, micro_batch), sent({state.hidden, state.targets, numbers}));
@@ -177,8 +209,7 @@ void SharedHeadRun::compute_scores(int micro_batch) {
     const SentValues given = links_.receive(root_, parcel_of(ActionKind::kVocabInput, micro_batch));
     state.hidden = given.tensors.at(0);
     state.targets = given.tensors.at(1);
-    state.factor = given.tensors.at(2)[0].item<double>();
-    state.constant = given.tensors.at(2)[1].item<double>();
+    state.take_numbers(given.tensors.at(2));
   }
   const at::Tensor hidden = state.hidden.detach();
   if (trains_ && two_barriers_) hidden.requires_grad_(true);
@@ -189,7 +220,7 @@ void SharedHeadRun::compute_scores(int micro_batch) {
   const at::NoGradGuard no_grad;
   const at::Tensor own = logits.detach();
   const at::Tensor wide = as_wide(own);
-  const at::Tensor local = state.targets - begin_;
+  const at::Tensor local = state.targets - begin_of(stage_);
   state.is_own = local.ge(0).logical_and_(local.lt(own.size(1)));
   state.local_targets = local.masked_fill(state.is_own.logical_not(), 0);
   // Finite also where all logits are -inf, so that their exponentials are 0.
@@ -239,28 +270,28 @@ void SharedHeadRun::combine(int micro_batch) {
     softs.push_back(tensors.at(1));
     rows.push_back(tensors.at(2));
   }
-  at::Tensor most = scores[0][0];
-  for (const at::Tensor& one : scores) most = most.maximum(one[0]);
-  at::Tensor sum = at::zeros_like(most);
-  at::Tensor chosen = at::zeros_like(most);
-  for (const at::Tensor& one : scores) {
-    sum += (one[0] - most).exp_().mul_(one[1]);
-    chosen += one[2];
+  at::Tensor all = merged(scores);
+  if (head_.beside) {
+    const std::vector<std::int64_t> one_each(static_cast<std::size_t>(head_.beside->size()), 1);
+    all = merged(gather_along(all.unsqueeze(0), 0, one_each, *head_.beside, kCallScores).unbind(0));
   }
+  const at::Tensor most = all[0];
+  const at::Tensor sum = all[1];
+  const at::Tensor chosen = all[2];
   state.log_sum = most + sum.log();
-  losses_ += state.factor * (state.log_sum - chosen).sum(at::kDouble).item<double>() + state.constant;
+  losses_ += state.parts * state.factor * (state.log_sum - chosen).sum(at::kDouble).item<double>() + state.constant;
   if (softs.empty()) return;
   // Of each token: what the stages' softmaxes are of that over all rows, less the row of the target.
-  std::int64_t begin = 0;
   for (std::size_t from = 0; from < softs.size(); ++from) {
     const at::Tensor share = (scores[from][0] - most).exp_().mul_(scores[from][1]).div_(sum);
     const at::Tensor part = as_wide(softs[from]) * share.unsqueeze(-1);
     state.gradient = from == 0 ? part : state.gradient.add_(part);
-    const at::Tensor local = state.targets - begin;
-    const at::Tensor here = local.ge(0).logical_and_(local.lt(head_.rows[from])).nonzero().squeeze(1);
+    const int stage = static_cast<int>(from);
+    const at::Tensor local = state.targets - begin_of(stage);
+    const at::Tensor here = local.ge(0).logical_and_(local.lt(head_.rows[number_of(stage)])).nonzero().squeeze(1);
     state.gradient.index_add_(0, here, as_wide(rows[from]), -1);
-    begin += head_.rows[from];
   }
+  if (head_.beside) state.gradient = sum_over(state.gradient, *head_.beside, kCallGradient);
   state.soft = state.target_rows = at::Tensor();
 }
 
@@ -315,6 +346,7 @@ at::Tensor SharedHeadRun::input_gradient(int micro_batch) {
         part = links_.receive(from, parcel_of(ActionKind::kVocabInputGradient, micro_batch)).tensors.at(0);
       sum = from == 0 ? as_wide(part) : sum + as_wide(part);
     }
+    if (head_.beside) sum = sum_over(sum, *head_.beside, kCallGradient);
   } else {
     combine(micro_batch);
     sum = state_of(micro_batch).gradient;

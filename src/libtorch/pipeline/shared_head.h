@@ -9,8 +9,10 @@
 //   B, I      of the last chunk begins with the sum of these parts
 //
 // No stage waits for what it does not need: a message is taken where its values are used. Sums are formed in the order
-// of the stages. Ref: Yeung et al., "Balancing Pipeline Parallelism with Vocabulary Parallelism", MLSys 2025,
-// algorithms 1 and 2; the loss is that of Shoeybi et al. 2019, "Megatron-LM", section 3.
+// of the stages. Where ranks of a stage share its rows once more, each sends what it has to its counterparts in the
+// other stages, and they sum up what came: in V_T the scores, before the backward the gradient of the input. Ref: Yeung
+// et al., "Balancing Pipeline Parallelism with Vocabulary Parallelism", MLSys 2025, algorithms 1 and 2; the loss is
+// that of Shoeybi et al. 2019, "Megatron-LM", section 3.
 #pragma once
 
 #include "libtorch/pipeline/chunk_graph.h"
@@ -46,7 +48,8 @@ class SharedHeadRun {
   [[nodiscard]] at::Tensor input_gradient(int micro_batch);
   /// Of an evaluation: takes the scores of all stages.
   void finish_scores();
-  /// Sum of the losses since begin(), the same on all stages.
+  /// Sum of the losses since begin(), the same on all stages; where pipelines have parts of them, the mean over these
+  /// pipelines is that sum.
   [[nodiscard]] double losses() const { return losses_; }
   void forget() noexcept;
 
@@ -62,6 +65,9 @@ class SharedHeadRun {
   void combine(int micro_batch);
   void compute_gradients(int micro_batch);
   void send_gradient(int micro_batch);
+  /// This rank's rows, or those of its counterpart in another stage: where they are in SharedHead::rows.
+  [[nodiscard]] std::size_t number_of(int stage) const;
+  [[nodiscard]] std::int64_t begin_of(int stage) const;
   /// What gradients begin with: the factor of the loss, and the loss scale.
   [[nodiscard]] double scaled_factor(const State& state) const;
 
@@ -71,7 +77,6 @@ class SharedHeadRun {
   int stage_;
   int stages_;
   int root_;  ///< the stage of the last chunk
-  std::int64_t begin_ = 0;
   std::int64_t vocabulary_ = 0;
   bool two_barriers_;
   bool keeps_gathered_;  ///< from the first use of a step to the last, as UNSHARD and RESHARD of chunks

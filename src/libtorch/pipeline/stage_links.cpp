@@ -30,6 +30,11 @@ std::string describe(const Parcel& parcel) {
          std::to_string(parcel.chunk) + ", micro-batch " + std::to_string(parcel.micro_batch);
 }
 
+/// Whether ranks of a stage that have the same values send the same: each has other rows of a head.
+bool is_alike(const Parcel& parcel) {
+  return parcel.told_by != ActionKind::kVocabSum && parcel.told_by != ActionKind::kVocabInputGradient;
+}
+
 /// The action by which another stage sends a parcel.
 Action sender_of(const Parcel& parcel) {
   if (is_vocabulary(parcel.told_by)) return {.kind = parcel.told_by, .micro_batch = parcel.micro_batch};
@@ -177,7 +182,7 @@ void StageLinks::send(int to, const Parcel& parcel, SentValues values) {
   for (at::Tensor& tensor : values.tensors) {
     values.on_device.push_back(tensor.defined() && !tensor.is_cpu());
     if (tensor.defined()) tensor = tensor.cpu().contiguous();
-    values.in_slices.push_back(can_slice(tensor));
+    values.in_slices.push_back(is_alike(parcel) && can_slice(tensor));
   }
   std::string form = form_of(values);
   std::string& last = sent_forms_[{to, parcel.is_gradient, parcel.chunk, parcel.told_by}];
