@@ -73,7 +73,7 @@ def config_of(pp: int, way: str, schedule: str = "1f1b", stage: int = 1, **more:
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def plain(model: nn.Module, loss_fn: Loss, own: int = 1) -> list[float]:
+def plain(model: nn.Module, loss_fn: Any, own: int = 1, batch: Any = batch) -> list[float]:
     """Losses of one process, which changes the model."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     losses = []
@@ -95,17 +95,17 @@ def close(got: torch.Tensor | float, expected: torch.Tensor | float) -> bool:
 
 
 class Widths(TorchDispatchMode):
-    """The most columns that a matrix has."""
+    """The columns that matrices have."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.most = 0
+        self.all: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for one in result if isinstance(result, (tuple, list)) else [result]:
             if isinstance(one, torch.Tensor) and one.dim() == 2 and one.is_floating_point():
-                self.most = max(self.most, one.shape[1])
+                self.all.add(one.shape[1])
         return result
 
 
@@ -127,7 +127,7 @@ def train(pp: int, way: str, schedule: str, stage: int, loss_fn: Loss, *, bias: 
             result, loss = engine.train_batch([batch(step, dp * number + own) for number in range(MICRO)])
             assert result.committed
             losses.append(loss)
-    assert seen.most == rows[done.stage], (seen.most, rows)
+    assert max(seen.all) == rows[done.stage], (seen.all, rows)
     wire = engine.wire_report()
     for kind in ("all_gather", "reduce_scatter"):
         assert wire[kind] == STEPS * wire[f"planned_{kind}"], (way, schedule, stage, kind, wire)
@@ -195,6 +195,89 @@ def transformers_loss() -> None:
     for name, value in engine.state_dict(ranks=None).items():
         assert (value - alone.state_dict()[name]).abs().max() < 1e-6, name
     engine.close(keep_parameters=False)
+
+
+def labelled(step: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A batch of a language model that is long enough to be sent in slices: with labels for all tokens, for the second
+    half of the sequence alone, and for some."""
+    generator = torch.Generator().manual_seed(100 * step + number)
+    tokens = torch.randint(VOCAB, (3, 25 + number % 2), generator=generator)
+    some = torch.rand(tokens.shape, generator=generator) < 0.4
+    half = (torch.arange(tokens.shape[1]) < 15).expand_as(tokens)
+    return tokens, tokens.masked_fill((some & False, half, some)[number % 3], -100)
+
+
+def next_token(output: Any, labels: torch.Tensor) -> torch.Tensor:
+    """In float64: transformers' own loss is computed in float32."""
+    return functional.cross_entropy(output.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+def on_mesh(
+    way: str, schedule: str, stages: tuple[int, ...], *, tp: int = 1, sp: int = 1, norms: str = "whole"
+) -> None:
+    """Losses and weights of one process; ranks of tp have their own rows of the head, those of sp their own tokens.
+    Bits are those of another ZeRO stage."""
+    world = zeroth.World.from_environment()
+    inner = tp * sp
+    dp, own = world.size // (2 * inner), world.rank // inner % (world.size // (2 * inner))
+    trained: list[tuple[list[float], dict[str, torch.Tensor]]] = []
+
+    def batches(step: int) -> list[dict[str, torch.Tensor]]:
+        given = [labelled(step, dp * number + own) for number in range(MICRO)]
+        return [{"input_ids": tokens, "labels": labels} for tokens, labels in given]
+
+    for stage in stages:
+        config = config_of(2, way, schedule, stage)
+        config["zeroth"]["mesh"] |= {"tp": tp, "sp": sp}
+        config["zeroth"]["pipeline"]["scatter"] = True
+        config["zeroth"]["tensor"] = {"norms": norms}
+        model = made("llama", layers=2)
+        done = zeroth.pipeline(model, config, world=world)
+        engine = zeroth.Engine(model, config, world=world, log_level="warning")
+        rows = done.head.rows(done.mesh)
+        assert len(rows) == 2 * tp and sum(rows) == VOCAB and max(rows) - min(rows) <= 1, rows
+        assert f"lm_head, {', '.join(map(str, rows))} rows of {VOCAB}" in str(done), str(done)
+        mine = rows[done.stage * tp + done.mesh.coordinate("tp")]
+        with Widths() as seen:
+            losses = [engine.train_batch(batches(step))[1] for step in range(STEPS)]
+        more = {VOCAB, sum(rows[:tp]), sum(rows[tp:])} - set(rows)  # of the model, and of a stage
+        assert mine in seen.all and not seen.all & more, (seen.all, rows)
+        evaluated = engine.eval_batch(batches(9), micro_batches=MICRO, weights=[3.0, 1.0, 2.0])
+        trained.append(([*losses, evaluated], engine.state_dict(ranks=None)))
+        engine.close(keep_parameters=False)
+    losses, weights = trained[0]
+    for other in trained[1:]:
+        assert losses == other[0], (way, schedule, losses, other[0])
+        assert all(torch.equal(value, other[1][name]) for name, value in weights.items()), (way, schedule)
+    alone = made("llama", layers=2)
+    expected = plain(alone, next_token, dp, labelled)
+    with torch.no_grad():
+        given = [(labelled(9, number), (3.0, 1.0, 2.0)[number // dp]) for number in range(MICRO * dp)]
+        total = sum(weight * next_token(alone(tokens), labels).item() for (tokens, labels), weight in given)
+    assert all(map(close, losses, [*expected, total / (6 * dp)])), (way, schedule, tp, sp, losses, expected)
+    for name, value in alone.state_dict().items():
+        assert close(weights[name], value), (way, schedule, name, (weights[name] - value).abs().max())
+
+
+def tp_and_sp() -> None:
+    """Two ranks of one axis beside two stages."""
+    on_mesh("one_barrier", "1f1b", (1,), tp=2)
+    on_mesh("two_barriers", "1f1b", (1,), sp=2)
+
+
+def axes() -> None:
+    """The same at all ZeRO stages, with slices of the sequence between layers that tp shares."""
+    on_mesh("two_barriers", "1f1b", (0, 1, 2, 3), tp=2)
+    on_mesh("two_barriers", "zb-h1", (3, 1), tp=2, norms="split")
+    on_mesh("one_barrier", "gpipe", (0, 1, 2, 3), sp=2)
+
+
+def eight() -> None:
+    """Every axis beside another one."""
+    on_mesh("two_barriers", "1f1b", (3, 0), tp=2, sp=2)
+    on_mesh("one_barrier", "zb-h1", (2, 1), tp=2, sp=2, norms="split")
+    on_mesh("one_barrier", "1f1b", (3, 1), tp=2)
+    on_mesh("two_barriers", "gpipe", (2, 3), sp=2)
 
 
 def refusals() -> None:

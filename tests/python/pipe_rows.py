@@ -169,7 +169,8 @@ HEADS = [
     for turn in range(3)
     for stage in range(4)
 ] + [Row("llama", 2, micro=2, stage=3, tp=2, sp=2, dp=2, clip=0.1, vocabulary="one_barrier", layers=2)]  # fmt: skip
-"""A head in rows on every rank of pp and tp: each two of schedule, way, ZeRO stage and axes beside pp."""
+"""A head in rows on every rank of pp and tp: each two of schedule, way, ZeRO stage and axis beside
+pp, but for schedule and ZeRO stage, which other rows have."""
 for row in HEADS:
     TABLES.setdefault(f"cover head {row.pp * row.dp * row.tp * row.sp}", []).append(row)
 AXES = ("none", "dp", "tp", "sp")

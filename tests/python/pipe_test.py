@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import pathlib
 import re
@@ -101,8 +102,13 @@ class Heads(job.RankTest):
         self.run_well(2, "pipe_rank.py", "head 2")
         self.run_well(4, "pipe_rank.py", "head 4")
 
+    def test_two_ranks_of_another_axis_beside_two_stages(self) -> None:
+        self.run_well(4, "pipe_head_rank.py", "tp_and_sp")
+
     @tier.long
     def test_ranks_of_every_axis_share_them(self) -> None:
+        self.run_well(4, "pipe_head_rank.py", "axes")
+        self.run_well(8, "pipe_head_rank.py", "eight")
         for ranks in (4, 8, 16):
             self.run_well(ranks, "pipe_rank.py", f"cover head {ranks}", limit_s=900)
 
@@ -114,6 +120,8 @@ class Heads(job.RankTest):
             "axis": (lambda row: "sp" if row.sp > 1 else "tp", ("tp", "sp")),
         }
         for (one, (of, values)), (other, (of_other, others)) in itertools.combinations(factors.items(), 2):
+            if {one, other} == {"schedule", "ZeRO stage"}:
+                continue
             found = {(of(row), of_other(row)) for row in HEADS}
             self.assertEqual(set(itertools.product(values, others)) - found, set(), f"{one} and {other}")
         meshes = {(row.tp, row.sp, row.dp) for row in HEADS}
@@ -123,6 +131,10 @@ class Heads(job.RankTest):
     def test_every_schedule_in_both_ways(self) -> None:
         for ranks in (2, 3, 4):
             self.run_well(ranks, "pipe_head_rank.py", "grid", limit_s=900)
+
+
+def ranks_of(mesh: str) -> int:
+    return math.prod(map(int, mesh.split("x")))
 
 
 class States(job.RankTest):
@@ -143,22 +155,32 @@ class States(job.RankTest):
 
     @tier.long
     def test_a_checkpoint_of_a_shared_head_loads_elsewhere(self) -> None:
-        for save, loads in (
-            ("two_barriers", [(1, 1, "whole"), (3, 3, "one_barrier"), (2, 2, "whole"), (4, 2, "two_barriers")]),
-            ("whole", [(2, 2, "one_barrier"), (3, 3, "two_barriers")]),
+        for mesh, save, loads in (
+            ("2", "two_barriers", [("1", "whole"), ("3", "one_barrier"), ("2", "whole"), ("2", "two_barriers")]),
+            ("2", "whole", [("2", "one_barrier"), ("3", "two_barriers"), ("2x2x2", "one_barrier")]),
+            (
+                "2x2",
+                "two_barriers",
+                [("1", "whole"), ("2", "one_barrier"), ("2x1x2", "two_barriers"), ("2x2", "whole")],
+            ),
+            ("2x1x2", "one_barrier", [("1", "whole"), ("2x2", "one_barrier")]),
         ):
             with tempfile.TemporaryDirectory() as folder:
-                saved = self.states(2, "save", folder, 2, "1f1b", save)
-                for ranks, stages, way in loads:
-                    loaded = self.states(ranks, "load", folder, stages, "1f1b" if stages > 1 else "none", way)
-                    self.assertEqual(loaded[0], saved[0], (save, ranks, stages, way))
-                    if ranks == stages:
+                saved = self.states(ranks_of(mesh), "save", folder, mesh, "1f1b", save)
+                for number, (other, way) in enumerate(loads):
+                    replicas = 2 if number == 3 and mesh == "2" else 1
+                    ranks = replicas * ranks_of(other)
+                    loaded = self.states(ranks, "load", folder, other, "1f1b" if other != "1" else "none", way)
+                    self.assertEqual(loaded[0], saved[0], (save, mesh, other, way))
+                    if replicas == 1:
                         self.assertAlmostEqual(loaded[1], saved[1], 12)
 
-    def states(self, ranks: int, what: str, folder: str, stages: int, schedule: str, *head: str) -> tuple[str, float]:
+    def states(
+        self, ranks: int, what: str, folder: str, mesh: str | int, schedule: str, *head: str
+    ) -> tuple[str, float]:
         """Digests of weights and moments, and the loss of the step after. `head`: how stages share one that is not the
         embedding."""
-        out = self.run_well(ranks, "pipe_state_rank.py", what, folder, str(stages), schedule, *head)
+        out = self.run_well(ranks, "pipe_state_rank.py", what, folder, str(mesh), schedule, *head)
         lines = [line.partition("] ")[2] if line.startswith("[") else line for line in out.splitlines()]
         digests = next(line for line in lines if line.startswith("weights"))
         after = next(line for line in lines if line.startswith("after")).split()[1]
