@@ -505,11 +505,13 @@ class ParameterBox:
         parts: int = 1,
         parts_dim: int = 0,
         stages: Sequence[int] = (),
+        names: Sequence[str] = (),
     ) -> None:
         """`logical_shape`, `offset`: the whole tensor, and where the parameter begins in it; empty: it is the whole. `distinct`: the axis
         along which ranks have other boxes; `copies`: so many neighbours have the same. `summed`: axes along which ranks have parts of the
         gradient. `parts`: the box is of each of so many equal blocks of dimension `parts_dim`. `stages`: of a pipeline that use the
-        parameter, on the others its box has no elements; empty: all use it."""
+        parameter, on the others its box has no elements; empty: all use it. `names`: of the whole tensor, where a rank has several boxes
+        of it: the first one is that of checkpoints, the others are tied; empty: those of the parameter."""
     @property
     def logical_shape(self) -> list[int]: ...
     @property
@@ -526,6 +528,8 @@ class ParameterBox:
     def parts_dim(self) -> int: ...
     @property
     def stages(self) -> list[int]: ...
+    @property
+    def names(self) -> list[str]: ...
 
 def copy_to_group(x: torch.Tensor, group: Communicator) -> torch.Tensor:
     """x as it is; its gradient is the sum of the gradients over the ranks. No call in forward; the result is x's memory. (Megatron's f.)"""

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
-from zeroth import _C
+from zeroth import _C, _boxes
 
 __all__ = ["Local", "Ranks", "Weights", "WeightReport", "full", "items", "load", "local", "names_of", "ranks_of"]
 
@@ -65,14 +65,23 @@ def wants(core: _C.Engine, ranks: Ranks) -> bool:
 
 
 def names_of(model: nn.Module) -> list[str]:
-    """Names of the tensors of state_dict(), in its order."""
-    names: list[str] = []
+    """Names of the tensors of state_dict(), in its order. Of parameters that are boxes of one tensor that of it."""
+    names: dict[str, None] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
         passing: set[str] = getattr(module, "_non_persistent_buffers_set", set())
-        names += [prefix + key for key, parameter in module._parameters.items() if parameter is not None]
-        names += [prefix + key for key, tensor in module._buffers.items() if tensor is not None and key not in passing]
-    return names
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                names[_tensor_name(prefix + key, parameter)] = None
+        for key, tensor in module._buffers.items():
+            if tensor is not None and key not in passing:
+                names[prefix + key] = None
+    return list(names)
+
+
+def _tensor_name(name: str, parameter: nn.Parameter) -> str:
+    box = _boxes.box_of(parameter)
+    return name if box is None or not box.names or name in box.names else box.names[0]
 
 
 def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:

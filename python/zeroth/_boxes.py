@@ -1,7 +1,7 @@
 """What ranks share of a model: marks on its parameters, which an engine reads."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -17,7 +17,10 @@ __all__ = [
     "later_of",
     "mark",
     "of_model",
+    "own_parameters",
+    "parts_of",
     "put_box",
+    "put_parts",
     "split_of",
     "world_of",
 ]
@@ -25,6 +28,7 @@ __all__ = [
 _BOX = "_zeroth_box"
 _SPLIT = "_zeroth_split"
 _LATER = "_zeroth_cut_later"
+_PARTS = "_zeroth_parts"
 
 
 @dataclasses.dataclass(eq=False)
@@ -71,6 +75,24 @@ def put_box(parameter: nn.Parameter, box: _C.ParameterBox) -> None:
 def box_of(parameter: nn.Parameter) -> _C.ParameterBox | None:
     """What put_box() noted."""
     return getattr(parameter, _BOX, None)
+
+
+def put_parts(parameter: nn.Parameter, parts: Iterable[nn.Parameter]) -> None:
+    """Notes that there are several in the place of what the parameter was; it may be one of them."""
+    setattr(parameter, _PARTS, tuple(parts))
+
+
+def parts_of(parameter: nn.Parameter) -> tuple[nn.Parameter, ...]:
+    """What put_parts() noted; else the parameter itself."""
+    return getattr(parameter, _PARTS, (parameter,))
+
+
+def own_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Parameters with all their names, but no names of what they are boxes of."""
+    named = model.named_parameters(remove_duplicate=False)
+    return [
+        (name, parameter) for name, parameter in named if (box := box_of(parameter)) is None or name not in box.names
+    ]
 
 
 def cut_later(parameter: nn.Parameter, whole: torch.Tensor, cut: Callable[[torch.Tensor], torch.Tensor]) -> None:

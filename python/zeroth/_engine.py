@@ -139,7 +139,7 @@ class Engine:
             self._core: _C.Engine = _C.Engine(
                 units=[(path, id(module), _units.kind_of(module)) for path, module in found.items()],
                 units_hint=_units.suggestion(model, found),
-                parameters=list(model.named_parameters(remove_duplicate=False)),
+                parameters=_boxes.own_parameters(model),
                 buffers=buffers,
                 groups=hypers,
                 group_of=group_of,
@@ -1182,7 +1182,7 @@ def _later(model: nn.Module, chosen: bool | Iterable[nn.Parameter | nn.Module]) 
     known = {id(parameter) for _, parameter in named}
     wanted: set[int] = set()
     for position, one in enumerate(chosen):
-        members = list(one.parameters()) if isinstance(one, nn.Module) else [one]
+        members = list(one.parameters()) if isinstance(one, nn.Module) else list(_boxes.parts_of(one))
         if any(id(parameter) not in known for parameter in members):
             raise _C.make_error(
                 "USAGE",

@@ -3,6 +3,7 @@
 Ref: Rajbhandari et al., "ZeRO-Infinity", SC 2021, section 5.1.3 (memory-centric tiling).
 """
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,7 +14,17 @@ from torch.nn import functional
 
 from zeroth import _C
 
-__all__ = ["TiledEmbedding", "TiledLinear", "tile", "tile_units", "tiled_state_dict", "untile", "untiled_state_dict"]
+__all__ = [
+    "InTiles",
+    "TiledEmbedding",
+    "TiledLinear",
+    "put_in_tiles",
+    "tile",
+    "tile_units",
+    "tiled_state_dict",
+    "untile",
+    "untiled_state_dict",
+]
 
 _WHERE = "python.tiled"
 
@@ -179,7 +190,7 @@ class TiledEmbedding(_Tiled):
         for one in tiles:
             nn.init.normal_(one.weight)
         if padding_idx is not None:
-            index, local = self._place(padding_idx)
+            index, local = _place(sizes, padding_idx)
             with torch.no_grad():
                 tiles[index].weight[local].zero_()
 
@@ -204,18 +215,7 @@ class TiledEmbedding(_Tiled):
         return self.in_sizes[0]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        flat = x.reshape(-1)
-        _require_inside(flat, self.num_embeddings)
-        padding = None if self.padding_idx is None else self._place(self.padding_idx)
-        outputs, places, first = [], [], 0
-        for index, rows in enumerate(self.out_sizes):
-            here = ((flat >= first) & (flat < first + rows)).nonzero().squeeze(-1)
-            own = padding[1] if padding is not None and padding[0] == index else None
-            outputs.append(self.tiles[index](flat[here] - first, rows=True, padding_idx=own))
-            places.append(here)
-            first += rows
-        order = torch.cat(places).argsort()
-        return torch.cat(outputs)[order].view(*x.shape, self.embedding_dim)
+        return _looked_up(self.tiles, self.out_sizes, x, self.padding_idx)
 
     def to_embedding(self) -> nn.Embedding:
         """A plain layer with copies of the values. Not inside an engine of stage 3."""
@@ -229,17 +229,46 @@ class TiledEmbedding(_Tiled):
         )
         return _filled(made, self)  # type: ignore[return-value]
 
-    def _place(self, row: int) -> tuple[int, int]:
-        """The tile of a row, and its number there."""
-        row %= self.num_embeddings
-        for index, rows in enumerate(self.out_sizes):
-            if row < rows:
-                return index, row
-            row -= rows
-        raise AssertionError(row)
-
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, splits={len(self.out_sizes)}"
+
+
+class InTiles(nn.Embedding):
+    """What put_in_tiles() makes of an embedding: its forward, on tiles."""
+
+    tiles: nn.ModuleList
+    tile_rows: tuple[int, ...]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _looked_up(self.tiles, self.tile_rows, x, self.padding_idx)
+
+    @property
+    def weight(self) -> torch.Tensor:  # type: ignore[override]
+        raise _C.make_error(
+            "MODEL",
+            "the matrix of an embedding in tiles is read as a whole",
+            where=_WHERE,
+            which=type(self).__name__,
+            expected="calls of the embedding alone",
+            hint="engine.full(name) has the whole matrix",
+        )
+
+
+@functools.cache
+def _in_tiles(kind: Any) -> Any:
+    """A class whose base is the given one, and whose look-up is that of tiles: the forward of a class that scales, say,
+    calls nn.Embedding's for it."""
+    bases = (InTiles,) if kind is nn.Embedding else (kind, InTiles)
+    return type(kind.__name__, bases, {"__module__": kind.__module__})
+
+
+def put_in_tiles(embedding: nn.Embedding, tiles: nn.ModuleList, rows: Sequence[int]) -> None:
+    """Makes an embedding look its rows up in `tiles` of so many `rows`, or of fewer on ranks that do not call it. It
+    stays the same object, with its hooks. Embeddings that share their matrix may share tiles."""
+    del embedding._parameters["weight"]
+    embedding.add_module("tiles", tiles)
+    embedding.tile_rows = tuple(rows)  # type: ignore[assignment]
+    object.__setattr__(embedding, "__class__", _in_tiles(type(embedding)))  # type: ignore[arg-type]
 
 
 def tile(model: nn.Module, *, larger_than: int, cut: str = "out") -> list[str]:
@@ -324,8 +353,9 @@ def tiled_state_dict(model: nn.Module, state: Mapping[str, torch.Tensor]) -> dic
 def tile_units(model: nn.Module) -> dict[str, nn.Module]:
     """The tiles of a model, by path: each is a unit of an engine."""
     return {
-        f"{prefix}tiles.{number}": one
-        for prefix, module in _tiled_modules(model)
+        f"{path}.tiles.{number}" if path else f"tiles.{number}": one
+        for path, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, (_Tiled, InTiles))
         for number, one in enumerate(module.tiles)
     }
 
@@ -463,6 +493,33 @@ def _require_plain(embedding: nn.Embedding) -> None:
             "none of them",
             repr(embedding),
         )
+
+
+def _looked_up(tiles: nn.ModuleList, sizes: Sequence[int], x: torch.Tensor, padding_idx: int | None) -> torch.Tensor:
+    """Rows of a matrix in tiles of so many rows. All tiles are called."""
+    flat = x.reshape(-1)
+    _require_inside(flat, sum(sizes))
+    padding = None if padding_idx is None else _place(sizes, padding_idx)
+    outputs, places, first = [], [], 0
+    for index, rows in enumerate(sizes):
+        here = ((flat >= first) & (flat < first + rows)).nonzero().squeeze(-1)
+        own = padding[1] if padding is not None and padding[0] == index else None
+        outputs.append(tiles[index](flat[here] - first, rows=True, padding_idx=own))
+        places.append(here)
+        first += rows
+    order = torch.cat(places).argsort()
+    found = torch.cat(outputs)
+    return found[order].view(*x.shape, found.shape[1])
+
+
+def _place(sizes: Sequence[int], row: int) -> tuple[int, int]:
+    """The tile of a row, and its number there."""
+    row %= sum(sizes)
+    for index, rows in enumerate(sizes):
+        if row < rows:
+            return index, row
+        row -= rows
+    raise AssertionError(row)
 
 
 def _require_inside(rows: torch.Tensor, count: int) -> None:

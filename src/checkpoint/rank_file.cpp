@@ -20,6 +20,7 @@ using Json = nlohmann::ordered_json;
 constexpr std::uint64_t kMostHeaderBytes = 100'000'000;  // as the format's own reader
 constexpr const char* kMetadata = "__metadata__";
 constexpr const char* kRanges = "zeroth";
+constexpr const char* kOf = "of";  // of a further range of a state: its key
 
 Json to_json(const BoxRange& range) {
   Json json{{"range", {range.begin, range.end}}, {"logical", range.logical}};
@@ -48,7 +49,10 @@ std::vector<RankEntry> parse(const std::string& text, std::uint64_t data, std::u
   std::vector<RankEntry> entries;
   for (const auto& [key, about] : json.items()) {
     if (key == kMetadata) continue;
-    RankEntry entry{.key = key, .dtype = about.at("dtype"), .range = range_of(ranges.at(key))};
+    const Json& own = ranges.at(key);
+    RankEntry entry{.key = own.contains(kOf) ? own.at(kOf).get<std::string>() : key,
+                    .dtype = about.at("dtype"),
+                    .range = range_of(own)};
     const std::uint64_t begin = count_of(about.at("data_offsets").at(0));
     const std::uint64_t end = count_of(about.at("data_offsets").at(1));
     const std::uint64_t element = bytes_of_dtype(entry.dtype);
@@ -98,10 +102,14 @@ std::string make_header(std::vector<RankEntry>& entries) {
     entry.begin = next;
     entry.bytes = static_cast<std::uint64_t>(entry.range.size()) * bytes_of_dtype(entry.dtype);
     next += entry.bytes;
-    ZR_CHECK(!json.contains(entry.key), ErrorCode::kUsage, "two states of one name cannot be written to one file",
-             {.where = "checkpoint", .which = entry.key});
-    json[entry.key] = {{"dtype", entry.dtype}, {"shape", {entry.range.size()}}, {"data_offsets", {entry.begin, next}}};
-    ranges[entry.key] = to_json(entry.range);
+    // Several boxes of one tensor have further names, and say which tensor it is.
+    ZR_CHECK(!json.contains(entry.key) || entry.range.shape != entry.range.logical, ErrorCode::kUsage,
+             "two states of one name cannot be written to one file", {.where = "checkpoint", .which = entry.key});
+    std::string name = entry.key;
+    for (int number = 2; json.contains(name); ++number) name = entry.key + "#" + std::to_string(number);
+    json[name] = {{"dtype", entry.dtype}, {"shape", {entry.range.size()}}, {"data_offsets", {entry.begin, next}}};
+    ranges[name] = to_json(entry.range);
+    if (name != entry.key) ranges[name][kOf] = entry.key;
   }
   std::string text;
   try {

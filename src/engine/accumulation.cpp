@@ -134,7 +134,8 @@ std::string Engine::describe_accumulation() {
   for (const auto& group : groups_) {
     const std::vector<bool> has_grad = group->has_grad();
     for (std::size_t index = 0; index < has_grad.size(); ++index) {
-      if (has_grad[index]) own.push_back(layout_.params[static_cast<std::size_t>(group->part().params[index])].name);
+      if (has_grad[index])
+        own.push_back(layout_.params[static_cast<std::size_t>(group->part().params[index])].tensor_name());
     }
   }
   std::set<std::string> any;
@@ -172,7 +173,7 @@ void Engine::read_accumulation(StatesRead& read, LoadReport& report, const LoadO
   read.micro_step = there.micro_step;
   const std::set<std::string> has_grad(there.has_grad.begin(), there.has_grad.end());
   for (const ParamSpec& spec : layout_.params)
-    read.has_grad.push_back(has_grad.contains(options.name_there(spec.name)));
+    read.has_grad.push_back(has_grad.contains(options.name_there(spec.tensor_name())));
   for (std::size_t number = 0; number < groups_.size(); ++number) {
     ShardGroup& group = *groups_[number];
     const std::string sum_name = step_sum_name(group);
@@ -185,7 +186,7 @@ void Engine::read_accumulation(StatesRead& read, LoadReport& report, const LoadO
       bool any = false;
       for (const Segment& segment : flat.segments) {
         const ParamSpec& spec = model.params[static_cast<std::size_t>(segment.param)];
-        const std::string key = options.name_there(spec.name) + "/";
+        const std::string key = options.name_there(spec.tensor_name()) + "/";
         if (segment.numel == 0) continue;
         const auto read_into = [&](const std::vector<detail::Source>& from, const Range& part,
                                    std::span<std::byte> into) {

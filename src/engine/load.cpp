@@ -138,7 +138,7 @@ std::vector<GroupHyper> Engine::hypers_of(const Manifest& manifest,
   std::vector<GroupHyper> groups = settings_.groups;
   std::vector<int> theirs(groups.size(), -1);
   for (const ParamSpec& spec : layout_.params) {
-    const auto found = params.find(options.name_there(spec.name));
+    const auto found = params.find(options.name_there(spec.tensor_name()));
     if (found == params.end()) continue;
     int& group = theirs[static_cast<std::size_t>(spec.group)];
     const int said = found->second->group;
@@ -211,7 +211,7 @@ Engine::StatesRead Engine::read_states(LoadReport& report, const LoadOptions& op
   for (const auto& group : groups_) {
     for (StatePiece& piece : pieces_of(*group, read.early.is_delayed)) {
       const ParamSpec& spec = layout_.params[static_cast<std::size_t>(piece.param)];
-      const std::string key = options.name_there(spec.name) + "/" + piece.state;
+      const std::string key = options.name_there(spec.tensor_name()) + "/" + piece.state;
       const bool of_this_rank = piece.state.find('@') != std::string::npos;
       if (of_this_rank && manifest.world != world()) continue;  // nobody's: the ranks are others
       const auto found = sources.find(key);
@@ -239,7 +239,7 @@ Engine::StatesRead Engine::read_states(LoadReport& report, const LoadOptions& op
   ZR_CHECK(other_shapes.empty(), ErrorCode::kCheckpoint, "a checkpoint has states of other shapes or dtypes",
            {.where = "engine.load", .which = report.path, .got = few(other_shapes)});
   std::set<std::string> own;
-  for (const ParamSpec& spec : layout_.params) own.insert(options.name_there(spec.name));
+  for (const ParamSpec& spec : layout_.params) own.insert(options.name_there(spec.tensor_name()));
   const bool whole_model = std::ranges::all_of(groups_, [](const auto& group) { return group->has_all_ranks(); });
   for (const CheckpointParam& param : manifest.params) {
     if (whole_model && !own.contains(param.name)) report.unexpected.push_back(param.name);
@@ -274,7 +274,7 @@ Engine::StatesRead Engine::read_states(LoadReport& report, const LoadOptions& op
   read_accumulation(read, report, options, all);
   read.updates.assign(layout_.params.size(), -1);
   for (std::size_t param = 0; param < layout_.params.size(); ++param) {
-    const auto found = params.find(options.name_there(layout_.params[param].name));
+    const auto found = params.find(options.name_there(layout_.params[param].tensor_name()));
     if (found == params.end()) continue;
     read.updates[param] = found->second->updates;
     read.held[param] = std::ranges::any_of(found->second->states,

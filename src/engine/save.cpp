@@ -78,8 +78,13 @@ Manifest Engine::describe_states() const {
   for (const GroupHyper& group : settings_.groups) manifest.groups.push_back(text_of(group));
   if (settings_.loss_scaling.is_dynamic()) manifest.loss_scaler = text_of(scaler_.state());
   manifest.update = text_of(*early_);
+  std::vector<std::size_t> places;  // one a parameter; boxes of one tensor have the same
+  std::map<std::string, std::size_t> known;
   for (const ParamSpec& spec : layout_.params) {
-    manifest.params.push_back({.name = spec.name,
+    const auto [found, fresh] = known.try_emplace(spec.tensor_name(), manifest.params.size());
+    places.push_back(found->second);
+    if (!fresh) continue;
+    manifest.params.push_back({.name = spec.tensor_name(),
                                .shape = spec.logical_shape.empty() ? spec.shape : spec.logical_shape,
                                .dtype = safetensors_dtype(spec.dtype),
                                .trainable = spec.trainable,
@@ -88,12 +93,14 @@ Manifest Engine::describe_states() const {
   }
   for (const auto& group : groups_) {
     for (std::size_t index = 0; index < group->part().params.size(); ++index) {
-      manifest.params[static_cast<std::size_t>(group->part().params[index])].updates = group->updates()[index];
+      std::int64_t& updates = manifest.params[places[static_cast<std::size_t>(group->part().params[index])]].updates;
+      updates = std::max(updates, group->updates()[index]);
     }
     for (const StateOfParam& one : described_states(group->layout(), group->memory(), early_->is_delayed)) {
       if (one.state == kHeldGradient && !group->held()[static_cast<std::size_t>(one.param)]) continue;
       const int param = group->part().params[static_cast<std::size_t>(one.param)];
-      std::vector<CheckpointState>& states = manifest.params[static_cast<std::size_t>(param)].states;
+      std::vector<CheckpointState>& states = manifest.params[places[static_cast<std::size_t>(param)]].states;
+      if (std::ranges::find(states, one.state, &CheckpointState::name) != states.end()) continue;
       states.push_back({.name = one.state, .dtype = safetensors_dtype(one.dtype), .shape = one.logical});
     }
   }

@@ -214,13 +214,14 @@ void Engine::require_quiet(const char* what) const {
             .hint = "call step() or zero_grad() first"});
 }
 
-int Engine::param_named(const std::string& name) const {
+std::vector<int> Engine::params_named(const std::string& name) const {
+  std::vector<int> params;
   for (std::size_t param = 0; param < layout_.params.size(); ++param) {
     const ParamSpec& spec = layout_.params[param];
-    if (spec.name == name || std::ranges::find(spec.aliases, name) != spec.aliases.end())
-      return static_cast<int>(param);
+    if (spec.tensor_name() == name || std::ranges::find(spec.aliases, name) != spec.aliases.end())
+      params.push_back(static_cast<int>(param));
   }
-  return -1;
+  return params;
 }
 
 std::vector<StatePiece> Engine::pieces_of_kind(const std::string& kind, double factor) {
@@ -284,9 +285,13 @@ std::optional<double> Engine::complete_gradients() {
 
 std::vector<std::vector<std::string>> Engine::state_batches() const {
   std::vector<std::vector<std::string>> batches;
+  std::set<std::string> seen;  // boxes of one tensor may be in several units
   for (const UnitSpec& unit : layout_.units) {
     std::vector<std::string> names;
-    for (const int param : unit.params) names.push_back(layout_.params[static_cast<std::size_t>(param)].name);
+    for (const int param : unit.params) {
+      const std::string& name = layout_.params[static_cast<std::size_t>(param)].tensor_name();
+      if (seen.insert(name).second) names.push_back(name);
+    }
     if (!names.empty()) batches.push_back(std::move(names));
   }
   return batches;
@@ -328,12 +333,14 @@ void Engine::read_batch(const StateQuery& query, const std::vector<std::string>&
   std::map<int, std::size_t> wanted;  // name of the batch, by parameter
   StateJson said{{"known", StateJson::array()}, {"grads", StateJson::array()}, {"pieces", StateJson::array()}};
   for (std::size_t name = 0; name < names.size(); ++name) {
-    const int param = param_named(names[name]);
-    if (param < 0) continue;
-    wanted.emplace(param, name);
-    said["known"].push_back(name);
-    const auto [group, index] = param_at(param);
-    if (grads && group.gradients().has_grad(index)) said["grads"].push_back(name);
+    bool has_grad = false;
+    for (const int param : params_named(names[name])) {
+      wanted.emplace(param, name);
+      const auto [group, index] = param_at(param);
+      has_grad = has_grad || (grads && group.gradients().has_grad(index));
+    }
+    if (!params_named(names[name]).empty()) said["known"].push_back(name);
+    if (has_grad) said["grads"].push_back(name);
   }
   std::vector<const StatePiece*> own;
   for (const StatePiece& piece : pieces) {
@@ -356,7 +363,7 @@ void Engine::read_batch(const StateQuery& query, const std::vector<std::string>&
   for (std::size_t name = 0; name < names.size() && !query.names.empty() && !query.partial; ++name) {
     std::vector<std::string> known;
     for (const ParamSpec& spec : layout_.params) {
-      known.push_back(spec.name);
+      known.push_back(spec.tensor_name());
       known.insert(known.end(), spec.aliases.begin(), spec.aliases.end());
     }
     const std::string near = nearest_name(names[name], known);
@@ -365,8 +372,10 @@ void Engine::read_batch(const StateQuery& query, const std::vector<std::string>&
               .which = names[name],
               .expected = "a name of the model's state_dict()",
               .hint = near.empty() ? "" : "did you mean \"" + near + "\"?"});
-    const int param = param_named(names[name]);
-    const bool empty = param >= 0 && layout_.params[static_cast<std::size_t>(param)].numel() == 0;
+    const std::vector<int> params = params_named(names[name]);
+    const bool empty = !params.empty() && std::ranges::all_of(params, [this](int param) {
+      return layout_.params[static_cast<std::size_t>(param)].numel() == 0;
+    });
     ZR_CHECK(there[name] || grads || empty, ErrorCode::kUsage, "a parameter has no such state",
              {.where = kStateWhere,
               .which = names[name] + ", " + query.kind,
@@ -404,10 +413,10 @@ void Engine::read_batch(const StateQuery& query, const std::vector<std::string>&
     begin += static_cast<std::size_t>(bytes);
   }
   for (std::size_t name = 0; name < names.size(); ++name) {
-    const int param = param_named(names[name]);
-    const ParamSpec* const spec = param >= 0 ? &layout_.params[static_cast<std::size_t>(param)] : nullptr;
+    const std::vector<int> params = params_named(names[name]);
+    const ParamSpec* const spec = params.empty() ? nullptr : &layout_.params[static_cast<std::size_t>(params.front())];
     if (grads && !batch.has_grad[name]) continue;
-    StateTensor tensor{.name = spec != nullptr ? spec->name : names[name]};
+    StateTensor tensor{.name = spec != nullptr ? spec->tensor_name() : names[name]};
     std::int64_t elements = 0;
     std::int64_t found = 0;
     for (const RemotePiece& piece : batch.pieces) {
@@ -483,17 +492,18 @@ void Engine::write_weights(const WeightWrite& write) {
   ZR_CHECK(!early_->is_delayed, ErrorCode::kUsage, "weights are written while an update of them is delayed",
            {.where = kStateWhere, .hint = "call flush_update() first: it would change what is written"});
   require_quiet("a write of weights");
-  std::vector<int> params;
+  std::vector<std::vector<int>> params;
   for (const std::string& name : write.names) {
-    params.push_back(param_named(name));
-    ZR_CHECK(params.back() >= 0, ErrorCode::kUsage, "there is no such parameter",
+    params.push_back(params_named(name));
+    ZR_CHECK(!params.back().empty(), ErrorCode::kUsage, "there is no such parameter",
              {.where = kStateWhere, .which = name});
   }
   ZR_CHECK(write.source >= -1 && write.source < world(), ErrorCode::kUsage, "there is no such rank with values",
            {.where = kStateWhere, .got = std::to_string(write.source)});
   together([&] {
-    const bool any_frozen = std::ranges::any_of(
-        params, [this](int param) { return param >= 0 && !layout_.params[static_cast<std::size_t>(param)].trainable; });
+    const bool any_frozen = std::ranges::any_of(params, [this](const std::vector<int>& of_name) {
+      return !layout_.params[static_cast<std::size_t>(of_name.front())].trainable;
+    });
     if (any_frozen) frozen_base_.reset();
     meet(own_->write, "values of " + list_text(write.names) + " from rank " + std::to_string(write.source));
     for (const auto& group : groups_) group->complete_uses();
@@ -503,7 +513,7 @@ void Engine::write_weights(const WeightWrite& write) {
     std::vector<std::byte> buffer;
     std::vector<std::byte> conversion;
     for (std::size_t index = 0; index < params.size(); ++index) {
-      const ParamSpec& spec = layout_.params[static_cast<std::size_t>(params[index])];
+      const ParamSpec& spec = layout_.params[static_cast<std::size_t>(params[index].front())];
       const bool masters = write.masters && spec.trainable;
       const DType dtype = masters ? accumulation_dtype(spec.dtype) : spec.dtype;
       const DType from = write.dtype && write.source < 0 ? write.dtype(index) : dtype;
@@ -516,7 +526,6 @@ void Engine::write_weights(const WeightWrite& write) {
         given = write.values(index);
         ZR_ASSERT(given.size() == array_bytes(elements, from), "values of a weight do not fit it");
       }
-      const auto found = pieces.find(params[index]);
       const auto step = static_cast<std::int64_t>(kWriteBytes / element);
       for (std::int64_t begin = 0; begin < elements; begin += step) {
         const std::int64_t end = std::min(elements, begin + step);
@@ -531,17 +540,20 @@ void Engine::write_weights(const WeightWrite& write) {
                                   write.source);
           chunk = buffer;
         }
-        if (found == pieces.end()) continue;
-        for (const Run& run : runs_of(found->second.has)) {
-          const std::int64_t first = std::max(run.logical, begin);
-          const std::int64_t last = std::min(run.logical + run.count, end);
-          if (first >= last) continue;
-          const std::span<const std::byte> part = chunk.subspan(static_cast<std::size_t>(first - begin) * element,
-                                                                static_cast<std::size_t>(last - first) * element);
-          store_weights(found->second, found->second.has.begin + run.local + (first - run.logical),
-                        from == dtype ? part : converted(part, from, dtype, conversion),
-                        masters ? WeightValues::kMaster : WeightValues::kParameter, *kernels_,
-                        resources_->gather_stream);
+        for (const int param : params[index]) {
+          const auto found = pieces.find(param);
+          if (found == pieces.end()) continue;
+          for (const Run& run : runs_of(found->second.has)) {
+            const std::int64_t first = std::max(run.logical, begin);
+            const std::int64_t last = std::min(run.logical + run.count, end);
+            if (first >= last) continue;
+            const std::span<const std::byte> part = chunk.subspan(static_cast<std::size_t>(first - begin) * element,
+                                                                  static_cast<std::size_t>(last - first) * element);
+            store_weights(found->second, found->second.has.begin + run.local + (first - run.logical),
+                          from == dtype ? part : converted(part, from, dtype, conversion),
+                          masters ? WeightValues::kMaster : WeightValues::kParameter, *kernels_,
+                          resources_->gather_stream);
+          }
         }
       }
     }

@@ -32,7 +32,7 @@ struct StatePiece {
   bool scaled = false;            ///< values are what lies at `data` times `factor`, in their dtype
   double factor = 1.0;
   /// The label of its range in a file: "blocks.0.weight/exp_avg".
-  [[nodiscard]] std::string key(const ParamSpec& spec) const { return spec.name + "/" + state; }
+  [[nodiscard]] std::string key(const ParamSpec& spec) const { return spec.tensor_name() + "/" + state; }
 };
 
 /// The pieces of a shard group on one rank, in the order of its flats. `is_first`: no other group with the same

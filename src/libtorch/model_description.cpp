@@ -61,18 +61,21 @@ bool nested(const std::string& one, const std::string& other) {
 
 /// Units that look alike, by class and parameters, share the ring of slots: blocks of an encoder, and of a decoder. Not
 /// such as are gathered while others there are, because one lies in the other: of those the kind that is there most
-/// often.
+/// often. And no boxes of a tensor that has several: more than one layer uses them, so their gradients may come in
+/// several backwards of a micro-step, between those of other units.
 void mark_repeated(ModelDescription& model, const std::vector<std::string>& types) {
   std::map<std::string, std::vector<std::size_t>> classes;
   for (std::size_t unit = 1; unit < model.units.size(); ++unit) {
     std::string look = types[unit];
+    bool is_part = false;
     for (const int param : model.units[unit].params) {
       const ParamSpec& spec = model.params[static_cast<std::size_t>(param)];
+      is_part = is_part || !spec.whole.empty();
       look += "|" + std::string(name_of(spec.dtype));
       const std::vector<std::int64_t>& shape = spec.logical_shape.empty() ? spec.shape : spec.logical_shape;
       for (const std::int64_t extent : shape) look += "," + std::to_string(extent);
     }
-    classes[look].push_back(unit);
+    if (!is_part) classes[look].push_back(unit);
   }
   std::vector<std::vector<std::size_t>> kinds;
   for (auto& [look, members] : classes) kinds.push_back(std::move(members));
@@ -238,7 +241,7 @@ ModelDescription describe_model(const std::vector<UnitPath>& units, const std::v
     const auto [found, fresh] = known.try_emplace(tensor.unsafeGetTensorImpl(), model.params.size());
     if (!fresh) {
       ParamSpec& spec = model.params[found->second];
-      if (name != spec.name && std::ranges::find(spec.aliases, name) == spec.aliases.end())
+      if (spec.whole.empty() && name != spec.name && std::ranges::find(spec.aliases, name) == spec.aliases.end())
         spec.aliases.push_back(name);
       if (unit_of_param[found->second] != unit) {
         // The lowest unit around all its uses.
@@ -264,6 +267,10 @@ ModelDescription describe_model(const std::vector<UnitPath>& units, const std::v
                             .trainable = trainable,
                             .group = group_of(name, tensor)});
     put_box(model.params.back(), box, tensor);
+    if (!box.names.empty()) {
+      model.params.back().whole = box.names.front();
+      model.params.back().aliases.assign(box.names.begin() + 1, box.names.end());
+    }
     model.tensors.push_back(tensor);
     model.axes.push_back(box.axes);
     unit_of_param.push_back(unit);

@@ -250,7 +250,7 @@ void Runtime::announce(const World& world) const {
                   "; parameters, gradients and optimizer are kept and updated in host memory");
   }
   for (const ParamSpec& spec : model_.params) {
-    for (const std::string& alias : spec.aliases) log_.progress("tied: " + alias + " -> " + spec.name);
+    for (const std::string& alias : spec.aliases) log_.progress("tied: " + alias + " -> " + spec.tensor_name());
   }
   std::set<std::string> dtypes;
   for (const ParamSpec& spec : model_.params) {
@@ -732,8 +732,8 @@ LoadOptions Runtime::by_own_names(LoadOptions options) const {
   std::map<std::string, std::string> own;
   std::vector<std::string> all;
   for (const ParamSpec& spec : model_.params) {
-    own[spec.name] = spec.name;
-    for (const std::string& alias : spec.aliases) own[alias] = spec.name;
+    own[spec.tensor_name()] = spec.tensor_name();
+    for (const std::string& alias : spec.aliases) own[alias] = spec.tensor_name();
   }
   for (const NamedBuffer& buffer : model_.buffers) own[buffer.name] = buffer.name;
   for (const auto& [name, _] : own) all.push_back(name);

@@ -202,7 +202,8 @@ void Runtime::read_states(const StateQuery& query,
   require_all_ours();
   slots_.require_kept();
   std::map<std::string, std::size_t> params;
-  for (std::size_t param = 0; param < model_.params.size(); ++param) params[model_.params[param].name] = param;
+  for (std::size_t param = 0; param < model_.params.size(); ++param)
+    params.emplace(model_.params[param].tensor_name(), param);
   core_->read_states(query, [&](const StateTensor& state) {
     const std::size_t param = params.at(state.name);
     const ParamSpec& spec = model_.params[param];
@@ -253,8 +254,8 @@ WeightReport Runtime::load_weights(const std::vector<NamedTensor>& values, const
     // All ranks judge by the same words, before anything is changed.
     std::map<std::string, std::size_t> param_of;
     for (std::size_t param = 0; param < model_.params.size(); ++param) {
-      param_of[model_.params[param].name] = param;
-      for (const std::string& alias : model_.params[param].aliases) param_of[alias] = param;
+      param_of.emplace(model_.params[param].tensor_name(), param);
+      for (const std::string& alias : model_.params[param].aliases) param_of.emplace(alias, param);
     }
     std::map<std::string, std::size_t> buffer_of;
     for (std::size_t buffer = 0; buffer < model_.buffers.size(); ++buffer) {
@@ -287,7 +288,7 @@ WeightReport Runtime::load_weights(const std::vector<NamedTensor>& values, const
       }
     }
     for (const auto& [name, param] : param_of) {
-      if (!of_param.contains(param) && model_.params[param].name == name) report.missing.push_back(name);
+      if (!of_param.contains(param) && model_.params[param].tensor_name() == name) report.missing.push_back(name);
     }
     for (const auto& [name, buffer] : buffer_of) {
       if (!of_buffer.contains(buffer)) report.missing.push_back(name);
@@ -305,7 +306,7 @@ WeightReport Runtime::load_weights(const std::vector<NamedTensor>& values, const
 
     WeightWrite write;
     std::vector<std::pair<std::size_t, std::size_t>> order(of_param.begin(), of_param.end());
-    for (const auto& [param, index] : order) write.names.push_back(model_.params[param].name);
+    for (const auto& [param, index] : order) write.names.push_back(model_.params[param].tensor_name());
     at::Tensor keep;
     if (how.everywhere) {
       write.source = -1;

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -149,12 +150,14 @@ std::optional<Error> write_shared(const std::string& path, zeroth::Engine& engin
   std::map<std::string, at::Tensor> like;
   on_first([&] {
     std::vector<SafetensorsEntry> entries;
+    std::set<std::string> known;
     std::map<std::string, std::string> metadata{{"format", "pt"}};
     for (const UnitSpec& unit : layout.units) {
       for (const int param : unit.params) {
         const ParamSpec& spec = layout.params[static_cast<std::size_t>(param)];
         const at::Tensor& tensor = model.tensors[static_cast<std::size_t>(param)];
-        SafetensorsEntry entry = safetensors_entry(spec.name, tensor);
+        if (!known.insert(spec.tensor_name()).second) continue;  // another box of it
+        SafetensorsEntry entry = safetensors_entry(spec.tensor_name(), tensor);
         if (!spec.logical_shape.empty()) {
           entry.bytes = tensor.element_size();
           for (const std::int64_t extent : spec.logical_shape) entry.bytes *= static_cast<std::uint64_t>(extent);
@@ -163,7 +166,7 @@ std::optional<Error> write_shared(const std::string& path, zeroth::Engine& engin
           like[spec.name] = tensor;
         }
         entries.push_back(std::move(entry));
-        for (const std::string& alias : spec.aliases) metadata[alias] = spec.name;
+        for (const std::string& alias : spec.aliases) metadata[alias] = spec.tensor_name();
       }
     }
     for (const auto& [name, buffer, _] : buffers) entries.push_back(safetensors_entry(name, buffer));

@@ -53,6 +53,7 @@ std::string ModelLayout::describe_param(int param) const {
   text += " group " + std::to_string(spec.group);
   if (spec.shard_group != 0) text += " shard group " + std::to_string(spec.shard_group);
   if (spec.grad_factor != 1.0) text += " grad_factor " + hex_float(spec.grad_factor);
+  if (!spec.whole.empty()) text += " a part of " + spec.whole;
   for (const std::string& alias : spec.aliases) text += " tied to " + alias;
   if (!spec.logical_shape.empty()) text += " at " + extents(spec.box_offset) + " of " + extents(spec.logical_shape);
   if (spec.box_parts != 1)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,7 @@ from pipe_more_rank import SHARED_HEAD
 from pipe_rank import made
 from pipe_rows import WAYS
 from refusing import refused
+from safetensors import safe_open
 from tensor_models import VOCAB
 from torch import nn
 from torch.nn import functional
@@ -30,10 +33,14 @@ WORDS, MICRO, STEPS = 61, 3, 2
 """no number of stages divides the words"""
 
 
-def layers(*, bias: bool = True, count: int = 8) -> nn.Sequential:
+def layers(*, bias: bool = True, tied: bool = False, count: int = 8) -> nn.Sequential:
     torch.manual_seed(2)
-    head = nn.Linear(WIDTH, WORDS, bias=bias)
-    return nn.Sequential(nn.Embedding(WORDS, WIDTH), *(Block() for _ in range(count)), head).double()
+    head = nn.Linear(WIDTH, WORDS, bias=bias and not tied)
+    model = nn.Sequential(nn.Embedding(WORDS, WIDTH, padding_idx=3), *(Block() for _ in range(count)), head).double()
+    if tied:
+        head.weight = model[0].weight
+        torch.nn.init.normal_(head.weight, std=0.3)
+    return model
 
 
 def batch(step: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -109,10 +116,12 @@ class Widths(TorchDispatchMode):
         return result
 
 
-def train(pp: int, way: str, schedule: str, stage: int, loss_fn: Loss, *, bias: bool = True) -> None:
+def train(
+    pp: int, way: str, schedule: str, stage: int, loss_fn: Loss, *, bias: bool = True, tied: bool = False
+) -> None:
     """Losses and weights of one process; the rows and logits of this stage alone."""
     world = zeroth.World.from_environment()
-    model = layers(bias=bias)
+    model = layers(bias=bias, tied=tied)
     alone = copy.deepcopy(model)
     dp = world.size // pp
     done = zeroth.pipeline(model, config_of(pp, way, schedule, stage), world=world, loss_fn=loss_fn)
@@ -152,6 +161,77 @@ def two() -> None:
     """Two stages."""
     train(2, "two_barriers", "1f1b", 3, mean)
     train(2, "one_barrier", "zb-h1", 1, shifted_sum)
+
+
+def tied() -> None:
+    """A head whose weight is that of the embedding."""
+    train(2, "two_barriers", "1f1b", 1, mean, tied=True)
+    train(2, "one_barrier", "1f1b", 3, mean, tied=True)
+
+
+class Scaled(nn.Embedding):
+    """As some language models have it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * 0.5
+
+
+def scaled() -> nn.Sequential:
+    model = layers(tied=True)
+    table = Scaled(WORDS, WIDTH, dtype=torch.float64)
+    table.weight = model[9].weight
+    model[0] = table
+    return model
+
+
+def tied_states() -> None:
+    """Parameter groups, names, exports and loads of a tied head: those of the whole model."""
+    world = zeroth.World.from_environment()
+    model = scaled()
+    alone = copy.deepcopy(model)
+    config = config_of(2, "two_barriers", stage=3)
+
+    def groups(model: nn.Module) -> list[dict[str, Any]]:
+        table, *rest = model.parameters()
+        return [{"params": [table], "lr": 0.1}, {"params": rest}]
+
+    given = groups(model)  # of the model before it is cut
+    zeroth.pipeline(model, config, world=world, loss_fn=mean)
+    engine = zeroth.Engine(model, config, world=world, params=given, log_level="warning")
+    optimizer = torch.optim.SGD(groups(alone), lr=0.5)
+    own, dp = world.rank % (world.size // 2), world.size // 2
+    engine.train_batch([batch(0, dp * number + own) for number in range(MICRO)])
+    for number in range(dp * MICRO):
+        (mean(alone(batch(0, number)[0]), batch(0, number)[1]) / (dp * MICRO)).backward()
+    optimizer.step()
+    expected = alone.state_dict()
+    found = engine.state_dict(ranks=None)
+    assert list(found) == list(expected), (list(found), list(expected))
+    assert all(close(found[name], value) for name, value in expected.items())
+    for name in ("0.weight", "9.weight"):
+        assert torch.equal(engine.full(name), found["0.weight"]), name
+    assert engine.full("9.weight", ranks=1) is None or world.rank == 1
+    folder = tempfile.gettempdir()
+    path = os.path.join(folder, f"zeroth-tied-{os.getppid()}.safetensors")
+    engine.export_safetensors(path)
+    if world.rank == 0:
+        with safe_open(path, "pt") as file:
+            assert set(file.keys()) == set(expected) - {"9.weight"}, file.keys()
+            assert file.metadata()["9.weight"] == "0.weight", file.metadata()
+            assert torch.equal(file.get_tensor("0.weight"), found["0.weight"])
+        os.remove(path)
+    other = {name: value + 1 for name, value in found.items()}
+    report = engine.load_state_dict(other)
+    assert not report.missing and not report.unexpected, report
+    again = engine.state_dict(ranks=None)
+    assert all(torch.equal(again[name], value) for name, value in other.items())
+    engine.close(keep_parameters=False)
+    late = zeroth.deferred(lambda: layers(tied=True))
+    zeroth.pipeline(late, config, world=world, loss_fn=mean)
+    engine = zeroth.Engine(late, config, world=world, log_level="warning")
+    made_late = engine.state_dict(ranks=None)
+    assert all(torch.equal(made_late[name], value) for name, value in layers(tied=True).state_dict().items())
+    engine.close(keep_parameters=False)
 
 
 def more() -> None:
@@ -280,6 +360,23 @@ def eight() -> None:
     on_mesh("two_barriers", "gpipe", (2, 3), sp=2)
 
 
+def _with_two_linear() -> nn.Sequential:
+    model = layers(bias=False)
+    model[0] = nn.Linear(WIDTH, WORDS, bias=False).double()
+    model[0].weight = model[9].weight
+    return model
+
+
+def _tied_specs() -> list[Any]:
+    """The embedding again as the last layer, with a function of its own."""
+    of = functional.linear
+    embedding = zeroth.pipe.TiedLayerSpec("table", nn.Embedding, WORDS, WIDTH)
+    head = zeroth.pipe.TiedLayerSpec(
+        "table", nn.Embedding, WORDS, WIDTH, forward_fn=lambda module, x: of(x, module.weight)
+    )
+    return [embedding, *(zeroth.pipe.LayerSpec(Block) for _ in range(2)), head]
+
+
 def refusals() -> None:
     """By name, and before the model is changed, or in the first step where it is the loss."""
     world = zeroth.World.from_environment()
@@ -293,12 +390,20 @@ def refusals() -> None:
     cut(nn.Sequential(*layers()[:-1]), mean, "an nn.Linear as the last layer")
     tied = layers()
     tied[9].weight = tied[0].weight
-    cut(tied, mean, "9.weight; expected: a weight that the head alone uses; got: one that is tied: of the layers 0, 9")
+    cut(tied, mean, "9; expected: a head without a bias, where its weight is tied")
+    tied = layers(tied=True)
+    tied[0].scale_grad_by_freq = True
+    cut(tied, mean, "0; expected: an embedding without max_norm, scale_grad_by_freq and sparse")
+    cut(
+        _with_two_linear(),
+        mean,
+        "9.weight; expected: a weight that the head and embeddings alone use; got: one that is",
+    )
+    cut(zeroth.pipe.PipelineModule(_tied_specs(), loss_fn=mean), None, "an nn.Linear as the last layer")
     hooked = layers()
     hooked[9].register_forward_hook(lambda *_: None)
     cut(hooked, mean, "no hooks")
     cut(nn.Sequential(*layers()[:-1], nn.Linear(WIDTH, 1).double()), mean, "2 rows or more")
-    cut(made("qwen2", layers=2), None, "lm_head.weight")  # its head is its embedding
     losses: list[tuple[Loss, str]] = [
         (lambda logits, labels: mean(torch.softmax(logits, -1), labels), "softmax"),
         (lambda logits, labels: functional.cross_entropy(logits[..., :9].view(-1, 9), labels.view(-1)), "__getitem__"),

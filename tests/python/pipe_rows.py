@@ -173,6 +173,33 @@ HEADS = [
 pp, but for schedule and ZeRO stage, which other rows have."""
 for row in HEADS:
     TABLES.setdefault(f"cover head {row.pp * row.dp * row.tp * row.sp}", []).append(row)
+TABLES["tied 2"] = [
+    Row("qwen2", 2, micro=3, stage=3, vocabulary="two_barriers", clip=0.1, stages=(0, 1, 2)),
+    Row("gpt2", 2, "zb-h1", micro=2, stage=1, vocabulary="one_barrier", policy="per_step", stages=(0, 2, 3)),
+    Row("gpt2", 2, "zb-v", micro=3, stage=3, vocabulary="one_barrier", unshard="step", clip=0.1),
+    Row("qwen2", 2, "gpipe", micro=1, stage=2, vocabulary="two_barriers", again=True),
+]
+TABLES["tied 4"] = [
+    Row("gpt2", 4, micro=3, stage=3, vocabulary="one_barrier", policy="per_step", layers=4, stages=(0, 1, 2)),
+    Row("qwen2", 2, "dualpipev", micro=5, stage=3, vocabulary="two_barriers", clip=0.1, layers=4, stages=(0, 1, 2)),
+    Row("gpt2", 2, micro=2, stage=2, vocabulary="one_barrier", clip=0.1, dtype="bf16", policy="per_step", layers=4),
+]
+for ranks in (2, 3, 4):
+    TABLES[f"tied grid {ranks}"] = [
+        Row(
+            ("gpt2", "qwen2")[(number + turn) % 2],
+            ranks,
+            schedule,
+            micro=(4, 1, 6, 3)[(number + turn) % 4],
+            stage=(number + ranks + 2 * turn) % 4,
+            vocabulary=way,
+            policy=("per_step", "per_micro_step")[number % 2],
+            unshard=("micro_batch", "step")[number // 2 % 2],
+            sgd=True,
+        )
+        for number, schedule in enumerate(SCHEDULES)
+        for turn, way in enumerate(("two_barriers", "one_barrier"))
+    ]
 AXES = ("none", "dp", "tp", "sp")
 COVER = [
     Row(

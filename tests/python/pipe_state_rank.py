@@ -2,7 +2,7 @@
 
 pipe_state_rank.py save FOLDER MESH SCHEDULE   trains two steps on a mesh of PP, PPxTP or PPxTPxSP and saves
 pipe_state_rank.py load FOLDER MESH SCHEDULE   loads, trains one step, and prints what must be the same everywhere
-... HEAD                                       zeroth.pipeline.vocabulary, with a model whose head is not its embedding
+... HEAD MODEL                                 zeroth.pipeline.vocabulary, with the model of that name
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ def digest(weights: dict[str, torch.Tensor]) -> str:
     return text.hexdigest()[:16]
 
 
-def engine_of(world: zeroth.World, mesh: tuple[int, int, int], schedule: str, head: str) -> zeroth.Engine:
+def engine_of(
+    world: zeroth.World, mesh: tuple[int, int, int], schedule: str, head: str = "whole", name: str = "qwen2"
+) -> zeroth.Engine:
     pp, tp, sp = mesh
     known = schedule not in ("none", "deferred")
-    name = "llama" if head else "qwen2"  # whose head is its embedding
-    row = Row(name, pp, schedule if known else "1f1b", micro=4, tp=tp, sp=sp, vocabulary=head or "whole")
+    row = Row(name, pp, schedule if known else "1f1b", micro=4, tp=tp, sp=sp, vocabulary=head)
     config = config_of(row, 1 if pp > 1 else 2)
     model = zeroth.deferred(lambda: made(name)) if schedule == "deferred" else made(name)
     if pp > 1:
@@ -61,7 +62,7 @@ def main() -> None:
     what, folder, mesh, schedule = sys.argv[1:5]
     pp, tp, sp = [*map(int, mesh.split("x")), 1, 1][:3]
     world = zeroth.World.from_environment()
-    engine = engine_of(world, (pp, tp, sp), schedule, *sys.argv[5:6] or [""])
+    engine = engine_of(world, (pp, tp, sp), schedule, *sys.argv[5:])
     if what == "save":
         for number in range(2):
             step(engine, number)

@@ -90,7 +90,7 @@ class Heads(job.RankTest):
     """pipe_head_rank.py: stages share the head."""
 
     def test_two_stages_train_as_one_process(self) -> None:
-        self.run_well(2, "pipe_head_rank.py", "two", "refusals", "own_programs", "outputs_are_refused")
+        self.run_well(2, "pipe_head_rank.py", "two", "tied", "refusals", "own_programs", "outputs_are_refused")
 
     @tier.long
     def test_two_and_four_stages_with_replicas(self) -> None:
@@ -132,6 +132,17 @@ class Heads(job.RankTest):
         for ranks in (2, 3, 4):
             self.run_well(ranks, "pipe_head_rank.py", "grid", limit_s=900)
 
+    @tier.long
+    def test_a_head_that_is_tied_to_its_embedding(self) -> None:
+        self.run_well(2, "pipe_rank.py", "tied 2")
+        self.run_well(4, "pipe_rank.py", "tied 4")
+        self.run_well(4, "pipe_head_rank.py", "tied_states")
+
+    @tier.long
+    def test_a_tied_head_under_every_schedule_in_both_ways(self) -> None:
+        for ranks in (2, 3, 4):
+            self.run_well(ranks, "pipe_rank.py", f"tied grid {ranks}", limit_s=900)
+
 
 def ranks_of(mesh: str) -> int:
     return math.prod(map(int, mesh.split("x")))
@@ -165,21 +176,23 @@ class States(job.RankTest):
             ),
             ("2x1x2", "one_barrier", [("1", "whole"), ("2x2", "one_barrier")]),
         ):
-            with tempfile.TemporaryDirectory() as folder:
-                saved = self.states(ranks_of(mesh), "save", folder, mesh, "1f1b", save)
-                for number, (other, way) in enumerate(loads):
-                    replicas = 2 if number == 3 and mesh == "2" else 1
-                    ranks = replicas * ranks_of(other)
-                    loaded = self.states(ranks, "load", folder, other, "1f1b" if other != "1" else "none", way)
-                    self.assertEqual(loaded[0], saved[0], (save, mesh, other, way))
-                    if replicas == 1:
-                        self.assertAlmostEqual(loaded[1], saved[1], 12)
+            for model in ("llama", "qwen2"):  # the head of the second one is its embedding
+                with self.subTest(mesh=mesh, save=save, model=model), tempfile.TemporaryDirectory() as folder:
+                    saved = self.states(ranks_of(mesh), "save", folder, mesh, "1f1b", save, model)
+                    for number, (other, way) in enumerate(loads):
+                        replicas = 2 if number == 3 and mesh == "2" else 1
+                        ranks = replicas * ranks_of(other)
+                        schedule = "1f1b" if other != "1" else "none"
+                        loaded = self.states(ranks, "load", folder, other, schedule, way, model)
+                        self.assertEqual(loaded[0], saved[0], (save, mesh, other, way, model))
+                        if replicas == 1:
+                            self.assertAlmostEqual(loaded[1], saved[1], 12)
 
     def states(
         self, ranks: int, what: str, folder: str, mesh: str | int, schedule: str, *head: str
     ) -> tuple[str, float]:
-        """Digests of weights and moments, and the loss of the step after. `head`: how stages share one that is not the
-        embedding."""
+        """Digests of weights and moments, and the loss of the step after. `head`: how stages share that of a model, and
+        the model."""
         out = self.run_well(ranks, "pipe_state_rank.py", what, folder, str(mesh), schedule, *head)
         lines = [line.partition("] ")[2] if line.startswith("[") else line for line in out.splitlines()]
         digests = next(line for line in lines if line.startswith("weights"))

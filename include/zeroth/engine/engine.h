@@ -535,8 +535,8 @@ class Engine {
   [[nodiscard]] std::optional<double> complete_gradients();
   void read_batch(const StateQuery& query, const std::vector<std::string>& names, const std::vector<StatePiece>& pieces,
                   const std::function<void(StateTensor)>& take);
-  /// The parameter of a name or alias, -1.
-  [[nodiscard]] int param_named(const std::string& name) const;
+  /// The parameters that are boxes of the tensor of a name or alias: mostly one.
+  [[nodiscard]] std::vector<int> params_named(const std::string& name) const;
   void republish(std::string_view what);
   /// For each parameter of the average that this rank has a part of: its weight and its average.
   void for_average(const std::string& name, const std::function<void(const StatePiece&, const StatePiece&)>& body);

@@ -17,6 +17,9 @@ struct ParameterBox {
   int parts = 1;  ///< the same box of so many equal blocks of dimension parts_dim; see ParamSpec::box_parts
   int parts_dim = 0;
   ParamAxes axes{};  ///< along which ranks have other boxes, or parts of the gradient
+  /// Names of the whole tensor, where a rank has several boxes of it; the first one is that of checkpoints, the others
+  /// are tied. Empty: those of the parameter.
+  std::vector<std::string> names{};
 };
 
 /// A module that says so of its own parameters. Engines ask every module of a model.

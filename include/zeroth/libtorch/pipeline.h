@@ -52,7 +52,9 @@ using ChunkForward = std::function<ChunkValues(int chunk, int micro_batch, Chunk
 /// * sum of the cross entropies over them, and the constant. On other stages nobody needs the targets: they travel
 /// along.
 struct SharedHead {
-  int unit = 0;                      ///< the engine's unit with this stage's rows, and nothing else
+  /// The engine's unit with this stage's rows, and nothing else. Of a head that is tied to an embedding, chunks on this
+  /// stage may use it, too.
+  int unit = 0;
   at::Tensor weight{};               ///< [own rows, features]
   at::Tensor bias{};                 ///< [own rows], or undefined
   std::vector<std::int64_t> rows{};  ///< of each stage; with `beside` of each of its ranks, stage after stage

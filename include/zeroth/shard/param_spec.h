@@ -23,11 +23,16 @@ struct ParamSpec {
   /// ranks split, an expert of several. Empty: the parameter is the whole tensor.
   std::vector<std::int64_t> logical_shape{};
   std::vector<std::int64_t> box_offset{};  ///< one entry for each dimension of logical_shape
+  /// Name of that tensor, where a rank has several boxes of it, each under a name of its own: tiles of a table of which
+  /// other ranks have one. `aliases` are the tensor's, too. Empty: `name`.
+  std::string whole{};
   /// Dimension `box_parts_dim` of the tensor is so many equal blocks, and the parameter has the same box of each, one
   /// after the other: query, key and value in one matrix. box_offset counts inside of a block.
   int box_parts = 1;
   int box_parts_dim = 0;
 
+  /// Under which states are saved and read.
+  [[nodiscard]] const std::string& tensor_name() const { return whole.empty() ? name : whole; }
   [[nodiscard]] std::int64_t numel() const {
     std::int64_t count = 1;
     for (const std::int64_t extent : shape) count *= extent;

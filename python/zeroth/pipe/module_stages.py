@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from zeroth import _boxes
 from zeroth._config import Config, ConfigOverride
 from zeroth.parallel._refuse import refuse
 from zeroth.pipe.layer_list import LayerList, PipelineModule
@@ -89,18 +90,16 @@ def split_of(model: Any, keys: Mapping[str, Any]) -> str:
 
 
 def built_parameters(model: nn.Module, params: Iterable[Any]) -> list[Any]:
-    """Parameters, pairs of name and parameter, or groups of them, as Engine takes them, that were made from a list of
-    layers before it was built."""
+    """Parameters, pairs of name and parameter, or groups of them, as Engine takes them, that were made from a model
+    before its layers were built, or cut into several parameters."""
 
-    def built(one: Any) -> Any:
+    def built(one: Any) -> list[Any]:
         if isinstance(one, Mapping):
             members = one["params"]
-            return {
-                **one,
-                "params": built_parameters(model, [members] if isinstance(members, nn.Parameter) else members),
-            }
+            given = [members] if isinstance(members, nn.Parameter) else members
+            return [{**one, "params": built_parameters(model, given)}]
         if isinstance(one, tuple):
-            return one[0], built(one[1])
-        return model.built(one) if isinstance(model, LayerList) else one
+            return [(one[0], part) for part in built(one[1])]
+        return [*_boxes.parts_of(model.built(one) if isinstance(model, LayerList) else one)]
 
-    return [built(one) for one in params]
+    return [part for one in params for part in built(one)]

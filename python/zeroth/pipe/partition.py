@@ -42,7 +42,7 @@ def partition(
     that begin a part; the first one may be left out.
     `weights`: a cost for each layer, in the place of what `split` says. `speeds`: of the parts, for unlike ranks; a
     part's time is its cost over its speed. `shared`: whether a parameter, by its name, is on all parts alike, and does
-    not count.
+    not count in the last layer.
 
     Raises Error USAGE: more parts than layers, unknown names or methods, weights that do not fit."""
     names = [layer.name for layer in chain.layers]
@@ -148,9 +148,9 @@ def _of_parameters(chain: Chain, shared: Callable[[str], bool] | None, *, tables
     costs = [0.0] * len(chain.layers)
     looked_up = set() if tables else _tables(chain)
     for name, parameter in chain.model.named_parameters():
-        if shared is not None and shared(name):
-            continue
         for number in chain.uses[name]:
+            if shared is not None and shared(name) and number + 1 == len(costs):
+                continue
             if (id(parameter), number) not in looked_up:
                 costs[number] += parameter.numel()
     return costs

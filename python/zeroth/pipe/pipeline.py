@@ -61,7 +61,10 @@ class Pipelined:
 
     def chunks_of_parameter(self, name: str) -> list[int]:
         """The chunks whose layers use a parameter, ascending."""
-        layers = self.chain.uses.get(name, ())
+        if self.head is not None and self.head.tile_of(name) is not None:
+            layers: Sequence[int] = self.head.table_layers
+        else:
+            layers = self.chain.uses.get(name, ())
         return sorted({_chunk_of_layer(self.bounds, layer) for layer in layers})
 
     def __str__(self) -> str:
@@ -202,6 +205,11 @@ def pipeline(
         head = _head_of(chain, axes)  # building makes modules anew
     if axes["tp"] > 1 or axes["sp"] > 1:
         _share_layers(chain, settings, world, head)
+    units = _units_with(chain.model, head)
+    if head is not None:
+        looks_up = stage in {stage_of_chunk[_chunk_of_layer(bounds, layer)] for layer in head.table_layers}
+        head.share(mesh, looks_up=looks_up)
+        units = _units.with_tiles(chain.model, units)
     done = Pipelined(
         chain=chain,
         mesh=mesh,
@@ -210,7 +218,7 @@ def pipeline(
         stage_of_chunk=stage_of_chunk,
         micro_batches=micro_batches,
         sends_slices=keys["scatter"] and axes["tp"] > 1 and settings.norms == "whole",
-        units=_units_with(chain.model, head),
+        units=units,
         head=head,
     )
     _give_away(done)
@@ -260,7 +268,7 @@ def _share_layers(chain: Chain, settings: _C.Config, world: _C.World, head: Shar
     the hooks that do it."""
     from zeroth.parallel.parallelize import parallelize  # it needs what this module needs
 
-    apart: dict[str, Role] = {} if head is None else {head.path: "whole"}
+    apart: dict[str, Role] = {} if head is None else dict.fromkeys(head.paths, "whole")
     done = parallelize(chain.model, settings, world=world, corrections=apart)
     if isinstance(chain, BlockChain):
         chain.forward = lambda model, args, kwargs: model(*args, **kwargs)
@@ -271,7 +279,7 @@ def _share_layers(chain: Chain, settings: _C.Config, world: _C.World, head: Shar
 def _units_with(model: nn.Module, head: SharedHead | None) -> dict[str, nn.Module]:
     """The units of a model; a head that stages share is one, without what is around it."""
     found = _units.find_units(model)
-    if head is None or head.path in found:
+    if head is None or head.path in found or head.table is not None:
         return found
     inside = next((path for path in found if head.path.startswith(f"{path}.")), None)
     if inside is not None:
@@ -284,20 +292,23 @@ def _units_with(model: nn.Module, head: SharedHead | None) -> dict[str, nn.Modul
             got=inside,
             hint='zeroth.pipeline.vocabulary = "whole"',
         )
-    return _units.with_tiles(model, {**found, head.path: head.module})
+    return {**found, head.path: head.module}
 
 
 def _give_away(done: Pipelined) -> None:
     """Notes on each parameter which stages use it, and empties those of other stages."""
     everywhere = list(range(done.mesh.size("pp")))
-    if done.head is not None:
-        done.head.share(done.mesh)
-    for name, parameter in done.chain.model.named_parameters():
+    seen: set[int] = set()
+    for name, parameter in _boxes.own_parameters(done.chain.model):
+        if id(parameter) in seen:
+            continue
         if done.head is not None and done.head.has(name):
             _boxes.put_box(parameter, _box(parameter, [done.stage]))  # its part of it
             continue
-        chunks = done.chunks_of_parameter(name)
-        stages = sorted({done.stage_of_chunk[chunk] for chunk in chunks}) or everywhere
+        seen.add(id(parameter))
+        tile = None if done.head is None else done.head.tile_of(name)
+        users = {done.stage_of_chunk[chunk] for chunk in done.chunks_of_parameter(name)}
+        stages = sorted(users | (set() if tile is None else {tile})) or everywhere
         if parameter.dim() == 0:  # no box of it is empty
             stages = everywhere
         _boxes.put_box(parameter, _box(parameter, stages))
@@ -328,6 +339,7 @@ def _box(parameter: nn.Parameter, stages: list[int]) -> _C.ParameterBox:
         box.parts,
         box.parts_dim,
         stages,
+        box.names,
     )
 
 
@@ -349,10 +361,10 @@ def head_of_engine(
     """What the executor has to know of a head that the stages share. `units`: as _C.Engine.units."""
     if done.head is None:
         return None
-    unit = next(number for number, (_, _, names) in enumerate(units) if any(map(done.head.has, names)))
+    rows = done.head.name_of_rows(done.stage)
+    unit = next(number for number, (_, _, names) in enumerate(units) if rows in names)
     module = done.head.module
-    beside = done.mesh.axis("tp") if done.mesh.size("tp") > 1 else None
-    return unit, module.weight, module.bias, done.head.rows(done.mesh), beside
+    return unit, module.weight, module.bias, done.head.rows(done.mesh), done.head.beside(done.mesh)
 
 
 def owners_of_buffers(done: Pipelined) -> dict[str, int]:

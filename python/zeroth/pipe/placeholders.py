@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree
 
+from zeroth import _boxes
 from zeroth.pipe.meta import on_meta, to_meta
 
 __all__ = ["Placeholders"]
@@ -28,7 +29,7 @@ class Placeholders:
         """The output of `module`, which is `path` in the copy."""
         leaves, spec = _pytree.tree_flatten((args, kwargs))
         device = next((leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)), torch.device("cpu"))
-        dtypes = tuple(parameter.dtype for parameter in module.parameters())
+        dtypes = _dtypes_of(module)
         key = path, spec, dtypes, device, tuple(map(_form, leaves))
         made = self._known.get(key)
         if made is None:
@@ -51,6 +52,15 @@ class Placeholders:
             parameter.data = parameter.data.to(dtype)  # the model may have been cast since
         with on_meta():
             return copied(*to_meta(args), **to_meta(kwargs))
+
+
+def _dtypes_of(module: nn.Module) -> tuple[torch.dtype, ...]:
+    """Of its parameters in the whole model; boxes of one tensor are one."""
+    dtypes: dict[object, torch.dtype] = {}
+    for parameter in module.parameters():
+        box = _boxes.box_of(parameter)
+        dtypes[tuple(box.names) if box is not None and box.names else id(parameter)] = parameter.dtype
+    return tuple(dtypes.values())
 
 
 def _form(leaf: Any) -> Any:

@@ -7,6 +7,7 @@ the cross entropies becomes the loss is all that the stages need: no rank has th
 """
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -16,7 +17,8 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from zeroth import _C
+from zeroth import _C, _boxes
+from zeroth._tiled import Tile, put_in_tiles
 from zeroth.parallel._refuse import refuse
 from zeroth.parallel.tensor import share
 from zeroth.parallel.tensor_cut import Cut
@@ -36,6 +38,31 @@ _WHOLE = 'zeroth.pipeline.vocabulary = "whole" keeps the head on the last stage'
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TiedTable:
+    """The embeddings whose matrix is that of the head. A frozen value.
+
+    [Note: A tied head] The stages that look rows up have the whole matrix, as tiles: tile r has the rows of stage r's
+    head, and is a parameter of that stage, too. So each tile is an ordinary weight that several stages have, whose
+    gradients are summed once a step, and whose states ZeRO shards over all of its ranks. No rows travel in a step."""
+
+    modules: tuple[nn.Embedding, ...]
+    paths: tuple[str, ...]
+    """all that they have"""
+    names: tuple[str, ...]
+    """of the matrix in the whole model; the first one is that of checkpoints"""
+    layers: tuple[int, ...]
+    """that call them"""
+
+    def tile_of(self, name: str) -> int | None:
+        """The number of a tile, by the name of its parameter."""
+        for path in self.paths:
+            prefix = f"{path}.tiles."
+            if name.startswith(prefix):
+                return int(name.removeprefix(prefix).partition(".")[0])
+        return None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SharedHead:
     """A linear layer, the last one of a model. A frozen value."""
 
@@ -43,31 +70,87 @@ class SharedHead:
     module: nn.Linear
     vocabulary: int
     """rows of all stages"""
+    table: TiedTable | None = None
+    """of a head that is tied"""
 
     def rows(self, mesh: _C.Mesh) -> list[int]:
-        """Of each stage; with tp of each of its ranks, stage after stage."""
-        return _cut_of(mesh).sizes(self.vocabulary)
+        """Of each stage; where its ranks of tp share them, of each of these, stage after stage."""
+        return self._cut(mesh).sizes(self.vocabulary)
 
     def has(self, name: str) -> bool:
         """Whether a parameter is the head's, by its name in the model."""
-        return name.rpartition(".")[0] == self.path
+        return name.rpartition(".")[0] == self.path or (self.table is not None and name in self.table.names)
 
-    def share(self, mesh: _C.Mesh) -> None:
-        """Leaves this rank's rows."""
+    def tile_of(self, name: str) -> int | None:
+        """See TiedTable."""
+        return None if self.table is None else self.table.tile_of(name)
+
+    @property
+    def table_layers(self) -> tuple[int, ...]:
+        """The layers that look up rows."""
+        return () if self.table is None else self.table.layers
+
+    def name_of_rows(self, stage: int) -> str:
+        """Of the parameter with a stage's rows of the weight."""
+        prefix = self.path if self.table is None else f"{self.table.paths[0]}.tiles.{stage}"
+        return f"{prefix}.weight" if prefix else "weight"
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Of the modules that have the weight."""
+        return (self.path,) if self.table is None else (self.path, *self.table.paths)
+
+    def beside(self, mesh: _C.Mesh) -> _C.Communicator | None:
+        """Ranks of a stage that share its rows once more."""
+        return mesh.axis("tp") if self._shares_over_tp(mesh) else None
+
+    def share(self, mesh: _C.Mesh, *, looks_up: bool) -> None:
+        """Leaves this rank's rows, and all rows as tiles where its stage looks up rows of them."""
+        if self.table is not None:
+            _put_tiles(self.module, self.table, self._cut(mesh), whole=looks_up)
+            return
         for name in ("weight", "bias"):
-            share(self.module, name, _cut_of(mesh), 0)
+            share(self.module, name, self._cut(mesh), 0)
+
+    def _shares_over_tp(self, mesh: _C.Mesh) -> bool:
+        """A table is whole on each rank of tp, and so are its tiles."""
+        return self.table is None and mesh.size("tp") > 1
+
+    def _cut(self, mesh: _C.Mesh) -> Cut:
+        stage, stages = mesh.coordinate("pp"), mesh.size("pp")
+        if not self._shares_over_tp(mesh):
+            return Cut("pp", stage, stages)
+        beside = mesh.size("tp")
+        return Cut("tp", stage * beside + mesh.coordinate("tp"), stages * beside)
 
 
-def _cut_of(mesh: _C.Mesh) -> Cut:
-    """How the ranks of pp and tp share rows."""
-    stage, beside = mesh.coordinate("pp"), mesh.size("tp")
-    if beside == 1:
-        return Cut("pp", stage, mesh.size("pp"))
-    return Cut("tp", stage * beside + mesh.coordinate("tp"), mesh.size("pp") * beside)
+def _put_tiles(head: nn.Linear, table: TiedTable, own_cut: Cut, *, whole: bool) -> None:
+    weight: nn.Parameter = head.weight  # type: ignore[assignment]
+    values, rows = weight.data, own_cut.sizes(weight.shape[0])
+    tiles = []
+    for number in range(len(rows)):
+        cut = dataclasses.replace(own_cut, rank=number)
+        there = whole or number == own_cut.rank
+        part = cut.take(values, 0) if there else values.new_empty((0, *values.shape[1:]))
+        # The user's object is this stage's.
+        own = weight if number == own_cut.rank else nn.Parameter(part, requires_grad=weight.requires_grad)
+        own.data = part
+        if there and values.is_meta:
+            _boxes.cut_later(own, values, functools.partial(cut.take, dim=0))
+        offset = [sum(rows[:number]), *[0] * (values.dim() - 1)]
+        _boxes.put_box(own, _C.ParameterBox(list(values.shape), offset, names=list(table.names)))
+        tile = Tile(values.new_empty(0), None)
+        tile.weight = own
+        tiles.append(tile)
+    _boxes.put_parts(weight, [tile.weight for tile in tiles])
+    shared = nn.ModuleList(tiles)
+    for module in table.modules:
+        put_in_tiles(module, shared, rows)
 
 
 def find_head(chain: Chain, stages: int) -> SharedHead:
-    """Raises Error MODEL for a model that does not end in a linear layer of its own and a loss."""
+    """Raises Error MODEL for a model that does not end in a linear layer and a loss. The layer's weight may be that of
+    embeddings, and of nothing else."""
     linear = [one for module in chain.layers[-1].modules for one in module.modules() if isinstance(one, nn.Linear)]
     module = linear[-1] if linear else None
     kind = type(chain.layers[-1].modules[-1]).__name__ if chain.layers[-1].modules else "a function"
@@ -76,24 +159,56 @@ def find_head(chain: Chain, stages: int) -> SharedHead:
     path = next(name for name, one in chain.model.named_modules() if one is module)
     if isinstance(chain, ListChain) and (chain.loss_fn is None or chain.layers[-1].modules != (module,)):
         _refuse(path, "an nn.Linear as the last layer, and a loss_fn", "no loss_fn" if chain.loss_fn is None else kind)
-    last = len(chain.layers) - 1
+    table = _tied_table(chain, path, module)
     for name, parameter in module.named_parameters():
-        uses = chain.uses[f"{path}.{name}" if path else name]
-        if uses != (last,):
-            layers = ", ".join(chain.layers[layer].name for layer in uses)
-            _refuse(
-                f"{path}.{name}",
-                "a weight that the head alone uses",
-                f"one that is tied: of the layers {layers}",
-                f"untie it (tie_word_embeddings=False), or {_WHOLE}",
-            )
         if parameter.shape[0] < stages:
             _refuse(
                 f"{path}.{name}", f"{stages} rows or more, one for each rank of pp and tp", f"{parameter.shape[0]} rows"
             )
     if _has_hooks(module):
         _refuse(path, "no hooks on the head, which is not called as a module", "hooks")
-    return SharedHead(path=path, module=module, vocabulary=module.weight.shape[0])
+    return SharedHead(path=path, module=module, vocabulary=module.weight.shape[0], table=table)
+
+
+def _tied_table(chain: Chain, path: str, head: nn.Linear) -> TiedTable | None:
+    last = len(chain.layers) - 1
+    users: dict[str, nn.Module] = {}
+    for other, module in chain.model.named_modules(remove_duplicate=False):
+        if module is not head and any(one is head.weight for one in module._parameters.values()):
+            users[other] = module
+    modules = tuple(dict.fromkeys(one for one in users.values() if isinstance(one, nn.Embedding)))
+    layers = tuple(
+        number
+        for number, layer in enumerate(chain.layers)
+        if any(one in modules for module in layer.modules for one in module.modules())
+    )
+    for name, _ in head.named_parameters():
+        full = f"{path}.{name}" if path else name
+        others = [layer for layer in chain.uses[full] if layer != last and (name != "weight" or layer not in layers)]
+        if others:
+            _refuse_tied(full, ", ".join(chain.layers[layer].name for layer in chain.uses[full]))
+    if not users:
+        return None
+    full = f"{path}.weight" if path else "weight"
+    for other, module in users.items():
+        if not isinstance(module, nn.Embedding):
+            _refuse_tied(full, f"{other}, {type(module).__name__}")
+        if module.max_norm is not None or module.scale_grad_by_freq or module.sparse:
+            _refuse(other, "an embedding without max_norm, scale_grad_by_freq and sparse", repr(module))
+    if head.bias is not None:
+        _refuse(path, "a head without a bias, where its weight is tied", "a bias")
+    named = chain.model.named_parameters(remove_duplicate=False)
+    names = tuple(name for name, parameter in named if parameter is head.weight)
+    return TiedTable(modules=modules, paths=tuple(users), names=names, layers=layers)
+
+
+def _refuse_tied(name: str, users: str) -> NoReturn:
+    _refuse(
+        name,
+        "a weight that the head and embeddings alone use",
+        f"one that is tied: of {users}",
+        f"untie it (tie_word_embeddings=False), or {_WHOLE}",
+    )
 
 
 def _refuse(which: str, expected: str, got: str, hint: str = _WHOLE) -> NoReturn:

@@ -142,13 +142,9 @@ class Pipeline::Impl {
     if (activity_) activity_->set_action_reader(&text_of);
     digest_ = digest64(to_text(options_.program));
     runtime_->set_buffer_owners(options_.buffer_owners);
-    std::vector<int> gathers = gathers_of_units(actions(), options_.units, runtime_->core());
-    if (options_.head) {
-      head_.emplace(runtime_, links_, *options_.head, options_.program, stages_.rank());
-      gathers.at(static_cast<std::size_t>(options_.head->unit)) +=
-          gathers_of_head(actions(), options_.head->unit, runtime_->core());
-    }
-    runtime_->core().steer(std::move(gathers));
+    if (options_.head) head_.emplace(runtime_, links_, *options_.head, options_.program, stages_.rank());
+    const int head = options_.head ? options_.head->unit : -1;
+    runtime_->core().steer(gathers_of_units(actions(), options_.units, head, runtime_->core()));
     find_last_backwards();
     for (const Action& action : actions())
       if (action.kind == ActionKind::kRecompute) recomputed_.insert(key_of(action));
@@ -194,7 +190,7 @@ class Pipeline::Impl {
   [[nodiscard]] const std::string& failed_action() const { return failed_; }
 
   void execute(const Action& action) {
-    if (is_vocabulary(action.kind)) return head_->run(action);
+    if (is_vocabulary(action.kind)) return head_->run(action, part_of(action));
     switch (action.kind) {
       case ActionKind::kForward:
         return forward(action);
@@ -341,24 +337,34 @@ class Pipeline::Impl {
     }
   }
 
-  /// A unit's gradients are complete in the last backward of the last of its chunks.
+  /// The units whose gradients an action's backward computes.
+  [[nodiscard]] std::vector<int> computed_by(const Action& action) const {
+    if (is_last_of_backward(action.kind)) return units_of(action.chunk);
+    if (action.kind == ActionKind::kVocabGradients) return {options_.head->unit};
+    return {};
+  }
+
+  /// A unit's gradients of a micro-batch are complete in the last backward that computes some, and those of the step in
+  /// the last one of all. That is one of the lowest of its chunks, or V_T.
   void find_last_backwards() {
-    std::map<int, int> lowest;  // chunk of each unit: backwards come to it last
-    for (const int chunk : options_.program.chunks_of(stages_.rank())) {
-      for (const int unit : units_of(chunk)) lowest.try_emplace(unit, chunk);
-    }
-    completed_by_.resize(options_.units.size());
-    for (const auto& [unit, chunk] : lowest) completed_by_[static_cast<std::size_t>(chunk)].push_back(unit);
-    std::map<int, std::size_t> last;  // by unit
+    std::map<std::pair<int, int>, std::size_t> completed;  // by unit and micro-batch
+    std::map<int, std::size_t> last;                       // by unit
     for (std::size_t at = 0; at < actions().size(); ++at) {
       const Action& action = actions()[at];
-      if (!is_last_of_backward(action.kind)) continue;
-      for (const int unit : units_of(action.chunk)) last[unit] = at;
+      for (const int unit : computed_by(action)) completed[{unit, action.micro_batch}] = last[unit] = at;
     }
-    for (const auto& [unit, at] : last) {
-      const Action& action = actions()[at];
-      last_backwards_[key_of(action)].push_back(unit);
-    }
+    for (const auto& [of, at] : completed) completed_in_[key_of(actions()[at])].push_back(of.first);
+    for (const auto& [unit, at] : last) last_backwards_[key_of(actions()[at])].push_back(unit);
+  }
+
+  [[nodiscard]] zeroth::Engine::BackwardPart part_of(const Action& action) const {
+    zeroth::Engine::BackwardPart part{.micro_step = action.micro_batch};
+    const bool brings = is_last_of_backward(action.kind) || action.kind == ActionKind::kVocabGradients;
+    if (!brings) return part;  // I brings the engine nothing
+    if (const auto found = completed_in_.find(key_of(action)); found != completed_in_.end()) part.units = found->second;
+    if (const auto found = last_backwards_.find(key_of(action)); found != last_backwards_.end())
+      part.last = found->second;
+    return part;
   }
 
   [[nodiscard]] int stage_of(int chunk) const {
@@ -482,13 +488,7 @@ class Pipeline::Impl {
       }
     }
     zeroth::Engine& core = runtime_->core();
-    const auto last = last_backwards_.find(key);
-    zeroth::Engine::BackwardPart part{.micro_step = action.micro_batch};
-    if (is_last_of_backward(action.kind)) {  // I brings the engine nothing
-      part.units = completed_by_[static_cast<std::size_t>(action.chunk)];
-      if (last != last_backwards_.end()) part.last = last->second;
-    }
-    core.begin_part(part);
+    core.begin_part(part_of(action));
     const WithoutParameters without(*runtime_, action.kind == ActionKind::kBackwardWeight);
     const std::uint64_t seen = runtime_->open_backward_of_part();
     try {
@@ -607,8 +607,8 @@ class Pipeline::Impl {
   bool evaluates_ = false;
   bool keeps_parameters_ = false;                   ///< from UNSHARD to RESHARD
   std::string failed_;                              ///< the action that threw, so that no step follows; "": none
-  std::vector<std::vector<int>> completed_by_;      ///< by chunk: units that no later backward of a micro-batch is of
-  std::map<Key, std::vector<int>> last_backwards_;  ///< units whose gradients are complete in it
+  std::map<Key, std::vector<int>> completed_in_;    ///< units that no later backward of the micro-batch is of
+  std::map<Key, std::vector<int>> last_backwards_;  ///< of these, units that no later one of the step is of
   std::map<Key, InFlight> flights_;
   std::set<Key> recomputed_;         ///< by the program
   std::map<Key, KeptForward> kept_;  ///< between F and RECOMPUTE

@@ -172,7 +172,7 @@ at::Tensor SharedHeadRun::take_output(const std::vector<at::Tensor>& outputs, co
   return outputs[0];
 }
 
-void SharedHeadRun::run(const Action& action) {
+void SharedHeadRun::run(const Action& action, const zeroth::Engine::BackwardPart& part) {
   switch (action.kind) {
     case ActionKind::kVocabInput:
       return send_input(action.micro_batch);
@@ -181,7 +181,7 @@ void SharedHeadRun::run(const Action& action) {
     case ActionKind::kVocabSum:
       return send_scores(action.micro_batch);
     case ActionKind::kVocabGradients:
-      return compute_gradients(action.micro_batch);
+      return compute_gradients(action.micro_batch, part);
     case ActionKind::kVocabInputGradient:
       return send_gradient(action.micro_batch);
     default:
@@ -295,7 +295,7 @@ void SharedHeadRun::combine(int micro_batch) {
   state.soft = state.target_rows = at::Tensor();
 }
 
-void SharedHeadRun::compute_gradients(int micro_batch) {
+void SharedHeadRun::compute_gradients(int micro_batch, const zeroth::Engine::BackwardPart& part) {
   combine(micro_batch);
   State& state = state_of(micro_batch);
   const at::NoGradGuard no_grad;
@@ -305,9 +305,6 @@ void SharedHeadRun::compute_gradients(int micro_batch) {
   const at::Tensor gradient = wide.to(state.logits.scalar_type());
   wide.reset();
   state.logits = state.local_targets = state.is_own = at::Tensor();
-  const std::vector<int> unit{head_.unit};
-  zeroth::Engine::BackwardPart part{.micro_step = micro_batch, .units = unit};
-  if (micro_batch == last_micro_batch_) part.last = unit;
   runtime_->core().begin_part(part);
   const std::uint64_t seen = runtime_->open_backward_of_part();
   try {

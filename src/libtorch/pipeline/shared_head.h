@@ -42,8 +42,8 @@ class SharedHeadRun {
   /// On the stage of the last chunk: what its forward returned. Throws kModel if it is no input of the head. Returns
   /// that input, for the chunk's graph.
   [[nodiscard]] at::Tensor take_output(const std::vector<at::Tensor>& outputs, const Action& action);
-  /// A V_ action.
-  void run(const Action& action);
+  /// A V_ action. `part`: of what its backward is, if it has one.
+  void run(const Action& action, const zeroth::Engine::BackwardPart& part);
   /// On the stage of the last chunk: the gradient of its output.
   [[nodiscard]] at::Tensor input_gradient(int micro_batch);
   /// Of an evaluation: takes the scores of all stages.
@@ -63,7 +63,7 @@ class SharedHeadRun {
   void send_scores(int micro_batch);
   /// Takes the scores of all other stages, once.
   void combine(int micro_batch);
-  void compute_gradients(int micro_batch);
+  void compute_gradients(int micro_batch, const zeroth::Engine::BackwardPart& part);
   void send_gradient(int micro_batch);
   /// This rank's rows, or those of its counterpart in another stage: where they are in SharedHead::rows.
   [[nodiscard]] std::size_t number_of(int stage) const;

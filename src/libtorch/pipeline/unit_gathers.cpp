@@ -11,14 +11,41 @@
 
 namespace zeroth::libtorch {
 
+namespace {
+
+/// Where an action stands that the head's unit is kept from, or to; -1: nowhere.
+std::ptrdiff_t place_of(const std::vector<Action>& actions, ActionKind kind, bool last) {
+  std::ptrdiff_t found = -1;
+  for (std::size_t at = 0; at < actions.size(); ++at) {
+    if (actions[at].kind == kind && (last || found < 0)) found = static_cast<std::ptrdiff_t>(at);
+  }
+  return found;
+}
+
+}  // namespace
+
 std::vector<int> gathers_of_units(const std::vector<Action>& actions, const std::vector<std::vector<int>>& units,
-                                  const zeroth::Engine& engine) {
+                                  int head, const zeroth::Engine& engine) {
   const ShardingPlan& plan = engine.settings().plan;
   const bool keeps = plan.reshard == Reshard::kStep;
   std::vector<int> gathers(engine.layout().units.size(), 0);
-  std::vector<int> kept(gathers.size(), 0);  // by so many chunks
-  for (const Action& action : actions) {
-    if (action.chunk < 0) continue;
+  std::vector<int> kept(gathers.size(), 0);  // by so many chunks, and the head
+  const std::ptrdiff_t head_from = place_of(actions, ActionKind::kVocabScores, /*last=*/false);
+  const std::ptrdiff_t head_to = place_of(actions, ActionKind::kVocabGradients, /*last=*/true);
+  for (std::size_t at = 0; at < actions.size(); ++at) {
+    const Action& action = actions[at];
+    if (action.chunk < 0) {
+      if (head < 0) continue;
+      const auto index = static_cast<std::size_t>(head);
+      const bool again = action.kind == ActionKind::kVocabGradients && !keeps_gathered(engine.layout(), plan, head);
+      if (keeps) {
+        if (static_cast<std::ptrdiff_t>(at) == head_from && kept[index]++ == 0) ++gathers[index];
+        if (static_cast<std::ptrdiff_t>(at) == head_to) --kept[index];
+      } else if (action.kind == ActionKind::kVocabScores || again) {
+        ++gathers[index];
+      }
+      continue;
+    }
     for (const int unit : units[static_cast<std::size_t>(action.chunk)]) {
       const auto index = static_cast<std::size_t>(unit);
       switch (action.kind) {
@@ -39,15 +66,6 @@ std::vector<int> gathers_of_units(const std::vector<Action>& actions, const std:
     }
   }
   return gathers;
-}
-
-int gathers_of_head(const std::vector<Action>& actions, int unit, const zeroth::Engine& engine) {
-  const ShardingPlan& plan = engine.settings().plan;
-  if (plan.reshard == Reshard::kStep) return 1;
-  const bool again = !keeps_gathered(engine.layout(), plan, unit);
-  return static_cast<int>(std::ranges::count_if(actions, [again](const Action& one) {
-    return one.kind == ActionKind::kVocabScores || (again && one.kind == ActionKind::kVocabGradients);
-  }));
 }
 
 void require_short_spans(const StepProgram& program) {
