@@ -184,6 +184,12 @@ TABLES["tied 4"] = [
     Row("qwen2", 2, "dualpipev", micro=5, stage=3, vocabulary="two_barriers", clip=0.1, layers=4, stages=(0, 1, 2)),
     Row("gpt2", 2, micro=2, stage=2, vocabulary="one_barrier", clip=0.1, dtype="bf16", policy="per_step", layers=4),
 ]
+TABLES["tied 4"] += [
+    Row("qwen2", 2, micro=2, stage=3, tp=2, vocabulary="two_barriers", clip=0.1, layers=4, stages=(1,)),
+    Row("gpt2", 2, "zb-h1", micro=2, stage=1, tp=2, vocabulary="one_barrier", policy="per_step", layers=4),
+    Row("gpt2", 2, "zb-v", micro=3, stage=3, sp=2, vocabulary="one_barrier", layers=4, stages=(0,)),
+    Row("qwen2", 2, micro=3, stage=2, sp=2, vocabulary="two_barriers", clip=0.1, layers=4),
+]
 for ranks in (2, 3, 4):
     TABLES[f"tied grid {ranks}"] = [
         Row(
