@@ -102,12 +102,9 @@ class Heads(job.RankTest):
         self.run_well(2, "pipe_rank.py", "head 2")
         self.run_well(4, "pipe_rank.py", "head 4")
 
-    def test_two_ranks_of_another_axis_beside_two_stages(self) -> None:
-        self.run_well(4, "pipe_head_rank.py", "tp_and_sp")
-
     @tier.long
     def test_ranks_of_every_axis_share_them(self) -> None:
-        self.run_well(4, "pipe_head_rank.py", "axes")
+        self.run_well(4, "pipe_head_rank.py", "tp_and_sp", "axes")
         self.run_well(8, "pipe_head_rank.py", "eight")
         for ranks in (4, 8, 16):
             self.run_well(ranks, "pipe_rank.py", f"cover head {ranks}", limit_s=900)
