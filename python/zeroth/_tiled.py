@@ -22,6 +22,7 @@ __all__ = [
     "tile",
     "tile_units",
     "tiled_state_dict",
+    "tiles_of_tables",
     "untile",
     "untiled_state_dict",
 ]
@@ -358,6 +359,16 @@ def tile_units(model: nn.Module) -> dict[str, nn.Module]:
         if isinstance(module, (_Tiled, InTiles))
         for number, one in enumerate(module.tiles)
     }
+
+
+def tiles_of_tables(model: nn.Module) -> set[int]:
+    """Ids of the tiles that embeddings look rows up in, and no linear layer of the model has."""
+    tables: set[int] = set()
+    others: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, (_Tiled, InTiles)):
+            (others if isinstance(module, TiledLinear) else tables).update(map(id, module.tiles))
+    return tables - others
 
 
 def _tiled_modules(model: nn.Module) -> Iterator[tuple[str, _Tiled]]:

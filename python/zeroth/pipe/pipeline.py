@@ -9,6 +9,7 @@ from torch import nn
 
 from zeroth import _C, _boxes, _units
 from zeroth._config import ConfigLike, to_config
+from zeroth._tiled import tiles_of_tables
 from zeroth.parallel._refuse import refuse
 from zeroth.parallel.tensor_share import Role
 from zeroth.pipe.agree import require_same
@@ -353,6 +354,19 @@ def units_of_chunks(done: Pipelined, units: Sequence[tuple[str, bool, Sequence[s
         for chunk in sorted({chunk for name in names for chunk in chunks[name]}):
             found[chunk].append(number)
     return found
+
+
+def units_of_tables(done: Pipelined, units: Sequence[tuple[str, bool, Sequence[str]]]) -> list[int]:
+    """The engine's units that are embeddings, or tiles of embeddings, and nothing else."""
+    tables = tiles_of_tables(done.model)
+
+    def is_table(name: str) -> bool:
+        module = done.model.get_submodule(name)
+        return id(module) in tables or (
+            isinstance(module, nn.Embedding) and type(module).forward is nn.Embedding.forward
+        )
+
+    return [number for number, (name, _, _) in enumerate(units) if number > 0 and is_table(name)]
 
 
 def head_of_engine(

@@ -13,7 +13,7 @@ from zeroth._activations import ActivationOffload
 from zeroth.parallel._refuse import refuse
 from zeroth.pipe.batches import take
 from zeroth.pipe.held import Held
-from zeroth.pipe.pipeline import Pipelined, head_of_engine, owners_of_buffers, units_of_chunks
+from zeroth.pipe.pipeline import Pipelined, head_of_engine, owners_of_buffers, units_of_chunks, units_of_tables
 from zeroth.pipe.shared_head import run_to_head
 from zeroth.pipe.step import PipelineStep, StepEnd
 from zeroth.pipe.values import Tensors, flat, nested, shared
@@ -89,6 +89,7 @@ class Runner:
             None if self._tensors is None else move,
             self._tensors,
             head_of_engine(done, core.units),
+            units_of_tables(done, core.units),
         )
         again = {action for action in self.core.actions if "RECOMPUTE" in action}
         for action in self.core.actions:

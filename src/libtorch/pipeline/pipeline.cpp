@@ -143,8 +143,7 @@ class Pipeline::Impl {
     digest_ = digest64(to_text(options_.program));
     runtime_->set_buffer_owners(options_.buffer_owners);
     if (options_.head) head_.emplace(runtime_, links_, *options_.head, options_.program, stages_.rank());
-    const int head = options_.head ? options_.head->unit : -1;
-    runtime_->core().steer(gathers_of_units(actions(), options_.units, head, runtime_->core()));
+    runtime_->core().steer(gathers_of_units(actions(), options_, runtime_->core()));
     find_last_backwards();
     for (const Action& action : actions())
       if (action.kind == ActionKind::kRecompute) recomputed_.insert(key_of(action));

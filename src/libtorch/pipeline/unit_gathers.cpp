@@ -24,8 +24,9 @@ std::ptrdiff_t place_of(const std::vector<Action>& actions, ActionKind kind, boo
 
 }  // namespace
 
-std::vector<int> gathers_of_units(const std::vector<Action>& actions, const std::vector<std::vector<int>>& units,
-                                  int head, const zeroth::Engine& engine) {
+std::vector<int> gathers_of_units(const std::vector<Action>& actions, const PipelineOptions& options,
+                                  const zeroth::Engine& engine) {
+  const int head = options.head ? options.head->unit : -1;
   const ShardingPlan& plan = engine.settings().plan;
   const bool keeps = plan.reshard == Reshard::kStep;
   std::vector<int> gathers(engine.layout().units.size(), 0);
@@ -46,7 +47,7 @@ std::vector<int> gathers_of_units(const std::vector<Action>& actions, const std:
       }
       continue;
     }
-    for (const int unit : units[static_cast<std::size_t>(action.chunk)]) {
+    for (const int unit : options.units[static_cast<std::size_t>(action.chunk)]) {
       const auto index = static_cast<std::size_t>(unit);
       switch (action.kind) {
         case ActionKind::kUnshard:
@@ -55,8 +56,10 @@ std::vector<int> gathers_of_units(const std::vector<Action>& actions, const std:
         case ActionKind::kReshard:
           if (keeps) --kept[index];
           break;
-        case ActionKind::kBackward:
         case ActionKind::kBackwardInput:
+          if (std::ranges::find(options.tables, unit) != options.tables.end()) break;
+          [[fallthrough]];
+        case ActionKind::kBackward:
           if (kept[index] == 0 && !keeps_gathered(engine.layout(), plan, unit)) ++gathers[index];
           break;
         default:
