@@ -306,71 +306,69 @@ std::vector<std::byte> joined(std::vector<std::byte> first, const std::vector<st
 
 // Two weights are the halves of a table, which is read, written, saved and loaded under its names.
 TEST(Access, SeveralBoxesOnARankAreOneTensor) {
-  for (const int stage : {0, 1, 3}) {
-    const CheckpointFolder folder;
-    std::vector<std::byte> halves;  // of a training in which they are no table
-    for (const bool table : {false, true}) {
-      ExpertsTraining training;
-      training.dense = zero_plan(stage, {"edp", "ep"});
-      training.experts = zero_plan(stage, {"edp"});
-      training.tamper = [table](int, std::vector<ParamSpec>& params, EngineSettings&) {
-        for (ParamSpec& param : params) {
-          if (!table || (param.name != "blocks.0.weight" && param.name != "blocks.2.weight")) continue;
-          param.logical_shape = {80, 40};
-          param.box_offset = {param.name == "blocks.0.weight" ? 0 : 40, 0};
-          param.whole = "table";
-          param.aliases = {"head"};
+  const CheckpointFolder folder;
+  std::vector<std::byte> halves;  // of a training in which they are no table
+  for (const bool table : {false, true}) {
+    ExpertsTraining training;
+    training.dense = zero_plan(3, {"edp", "ep"});
+    training.experts = zero_plan(3, {"edp"});
+    training.tamper = [table](int, std::vector<ParamSpec>& params, EngineSettings&) {
+      for (ParamSpec& param : params) {
+        if (!table || (param.name != "blocks.0.weight" && param.name != "blocks.2.weight")) continue;
+        param.logical_shape = {80, 40};
+        param.box_offset = {param.name == "blocks.0.weight" ? 0 : 40, 0};
+        param.whole = "table";
+        param.aliases = {"head"};
+      }
+    };
+    training.before_step = [&](Engine& engine, std::int64_t step) {
+      if (step != 3) return;
+      States grads;
+      read(engine, "grad", grads);
+      engine.discard_gradients();
+      States own;
+      for (const char* const kind : {"param", "exp_avg"}) read(engine, kind, own);
+      if (!table) {
+        if (engine.rank() != 0) return;
+        for (const char* const of : {"grad of blocks.", "param of blocks.", "exp_avg of blocks."}) {
+          const States& from = own.contains(std::string(of) + "0.weight float32") ? own : grads;
+          for (const char* const block : {"0.weight float32", "2.weight float32"})
+            halves = joined(std::move(halves), from.at(std::string(of) + block));
         }
+        return;
+      }
+      const std::vector<std::byte> all =
+          joined(joined(grads.at("grad of table float32"), own.at("param of table float32")),
+                 own.at("exp_avg of table float32"));
+      EXPECT_EQ(all == halves, true);
+      std::vector<std::byte> turned = own.at("param of table float32");
+      for (std::size_t i = 0; i < turned.size() / 4; ++i)
+        std::memcpy(&turned[4 * i], &own.at("param of table float32")[turned.size() - 4 * (i + 1)], 4);
+      const auto write = [&](const std::vector<std::byte>& values) {
+        engine.write_weights({.names = {"head"}, .source = 3, .values = [&values](std::size_t) {
+                                return std::span<const std::byte>(values);
+                              }});
       };
-      training.before_step = [&](Engine& engine, std::int64_t step) {
-        if (step != 3) return;
-        States grads;
-        read(engine, "grad", grads);
-        engine.discard_gradients();
-        States own;
-        for (const char* const kind : {"param", "exp_avg"}) read(engine, kind, own);
-        if (!table) {
-          if (engine.rank() != 0) return;
-          for (const char* const of : {"grad of blocks.", "param of blocks.", "exp_avg of blocks."}) {
-            const States& from = own.contains(std::string(of) + "0.weight float32") ? own : grads;
-            for (const char* const block : {"0.weight float32", "2.weight float32"})
-              halves = joined(std::move(halves), from.at(std::string(of) + block));
-          }
-          return;
-        }
-        const std::vector<std::byte> all =
-            joined(joined(grads.at("grad of table float32"), own.at("param of table float32")),
-                   own.at("exp_avg of table float32"));
-        EXPECT_EQ(all == halves, true) << stage;
-        std::vector<std::byte> turned = own.at("param of table float32");
-        for (std::size_t i = 0; i < turned.size() / 4; ++i)
-          std::memcpy(&turned[4 * i], &own.at("param of table float32")[turned.size() - 4 * (i + 1)], 4);
-        const auto write = [&](const std::vector<std::byte>& values) {
-          engine.write_weights({.names = {"head"}, .source = 3, .values = [&values](std::size_t) {
-                                  return std::span<const std::byte>(values);
-                                }});
-        };
-        write(turned);
-        (void)engine.save(folder.text());
-        write(std::vector<std::byte>(turned.size()));
-        const LoadReport report = engine.load(folder.text());
-        EXPECT_TRUE(report.missing.empty() && report.unexpected.empty());
-        std::vector<std::string> names;
-        for (const CheckpointParam& param : report.manifest.params) names.push_back(param.name);
-        EXPECT_EQ(std::ranges::count(names, "table"), 1);
-        EXPECT_EQ(std::ranges::count_if(names, [](const auto& name) { return name.starts_with("blocks."); }), 1);
-        States after;
-        for (const char* const kind : {"param", "exp_avg"}) read(engine, kind, after);
-        own["param of table float32"] = turned;
-        EXPECT_EQ(own == after, true) << stage;
-      };
-      const RankReport report = try_ranks(kExpertRanks, [&](int, const std::shared_ptr<CommBackend>& backend) {
-        EXPECT_THAT(error_of(ErrorCode::kUsage,
-                             [&] { (void)train_experts_rank(training, backend->split(0, backend->rank(), "job")); }),
-                    HasSubstr("without a backward"));
-      });
-      EXPECT_TRUE(report.ok()) << report.text();
-    }
+      write(turned);
+      (void)engine.save(folder.text());
+      write(std::vector<std::byte>(turned.size()));
+      const LoadReport report = engine.load(folder.text());
+      EXPECT_TRUE(report.missing.empty() && report.unexpected.empty());
+      std::vector<std::string> names;
+      for (const CheckpointParam& param : report.manifest.params) names.push_back(param.name);
+      EXPECT_EQ(std::ranges::count(names, "table"), 1);
+      EXPECT_EQ(std::ranges::count_if(names, [](const auto& name) { return name.starts_with("blocks."); }), 1);
+      States after;
+      for (const char* const kind : {"param", "exp_avg"}) read(engine, kind, after);
+      own["param of table float32"] = turned;
+      EXPECT_EQ(own == after, true);
+    };
+    const RankReport report = try_ranks(kExpertRanks, [&](int, const std::shared_ptr<CommBackend>& backend) {
+      EXPECT_THAT(error_of(ErrorCode::kUsage,
+                           [&] { (void)train_experts_rank(training, backend->split(0, backend->rank(), "job")); }),
+                  HasSubstr("without a backward"));
+    });
+    EXPECT_TRUE(report.ok()) << report.text();
   }
 }
 
