@@ -61,21 +61,22 @@ bool nested(const std::string& one, const std::string& other) {
 
 /// Units that look alike, by class and parameters, share the ring of slots: blocks of an encoder, and of a decoder. Not
 /// such as are gathered while others there are, because one lies in the other: of those the kind that is there most
-/// often. And no boxes of a tensor that has several: more than one layer uses them, so their gradients may come in
-/// several backwards of a micro-step, between those of other units.
+/// often. And not such as several layers of a pipeline use, tied weights and boxes of a tensor that has several: their
+/// gradients come in several backwards of a micro-step, between those of other units.
 void mark_repeated(ModelDescription& model, const std::vector<std::string>& types) {
   std::map<std::string, std::vector<std::size_t>> classes;
   for (std::size_t unit = 1; unit < model.units.size(); ++unit) {
     std::string look = types[unit];
-    bool is_part = false;
+    bool in_several = false;
     for (const int param : model.units[unit].params) {
       const ParamSpec& spec = model.params[static_cast<std::size_t>(param)];
-      is_part = is_part || !spec.whole.empty();
+      const bool staged = !model.axes[static_cast<std::size_t>(param)].stages.empty();
+      in_several = in_several || !spec.whole.empty() || (staged && !spec.aliases.empty());
       look += "|" + std::string(name_of(spec.dtype));
       const std::vector<std::int64_t>& shape = spec.logical_shape.empty() ? spec.shape : spec.logical_shape;
       for (const std::int64_t extent : shape) look += "," + std::to_string(extent);
     }
-    if (!is_part) classes[look].push_back(unit);
+    if (!in_several) classes[look].push_back(unit);
   }
   std::vector<std::vector<std::size_t>> kinds;
   for (auto& [look, members] : classes) kinds.push_back(std::move(members));

@@ -234,6 +234,22 @@ def tied_states() -> None:
     engine.close(keep_parameters=False)
 
 
+def tied_tiles() -> None:
+    """Tiles that the first chunk and the last one use, on one rank: their gradients come in two backwards."""
+    world = zeroth.World.from_environment()
+    for schedule, stage in (("zb-v", 3), ("interleaved", 2)):
+        model = layers(tied=True)
+        alone = copy.deepcopy(model)
+        zeroth.tile(model, larger_than=WIDTH * 8 * 16)
+        config = config_of(2, "whole", schedule, stage)
+        zeroth.pipeline(model, config, world=world, loss_fn=mean)
+        engine = zeroth.Engine(model, config, world=world, log_level="warning")
+        losses = [engine.train_batch([batch(step, number) for number in range(MICRO)])[1] for step in range(STEPS)]
+        expected = plain(alone, mean)
+        assert all(map(close, losses, expected)), (schedule, stage, losses, expected)
+        engine.close(keep_parameters=False)
+
+
 def more() -> None:
     """More of the same."""
     train(2, "two_barriers", "gpipe", 2, masked, bias=False)
