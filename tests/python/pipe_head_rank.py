@@ -309,7 +309,14 @@ def next_token(output: Any, labels: torch.Tensor) -> torch.Tensor:
 
 
 def on_mesh(
-    way: str, schedule: str, stages: tuple[int, ...], *, tp: int = 1, sp: int = 1, norms: str = "whole"
+    way: str,
+    schedule: str,
+    stages: tuple[int, ...],
+    *,
+    tp: int = 1,
+    sp: int = 1,
+    norms: str = "whole",
+    method: str = "ulysses",
 ) -> None:
     """Losses and weights of one process; ranks of tp have their own rows of the head, those of sp their own tokens.
     Bits are those of another ZeRO stage."""
@@ -326,7 +333,7 @@ def on_mesh(
         config = config_of(2, way, schedule, stage)
         config["zeroth"]["mesh"] |= {"tp": tp, "sp": sp}
         config["zeroth"]["pipeline"]["scatter"] = True
-        config["zeroth"]["tensor"] = {"norms": norms}
+        config["zeroth"] |= {"tensor": {"norms": norms}, "sequence": {"method": method}}
         model = made("llama", layers=2)
         done = zeroth.pipeline(model, config, world=world)
         engine = zeroth.Engine(model, config, world=world, log_level="warning")
@@ -366,6 +373,7 @@ def axes() -> None:
     on_mesh("two_barriers", "1f1b", (0, 1, 2, 3), tp=2)
     on_mesh("two_barriers", "zb-h1", (3, 1), tp=2, norms="split")
     on_mesh("one_barrier", "gpipe", (0, 1, 2, 3), sp=2)
+    on_mesh("two_barriers", "1f1b", (2,), sp=2, method="ring")
 
 
 def eight() -> None:
