@@ -366,6 +366,11 @@ def tp_and_sp() -> None:
     """Two ranks of one axis beside two stages."""
     on_mesh("one_barrier", "1f1b", (1,), tp=2)
     on_mesh("two_barriers", "1f1b", (1,), sp=2)
+    few = nn.Sequential(*layers()[:-1], nn.Linear(WIDTH, 3).double())
+    config = config_of(2, "two_barriers")
+    config["zeroth"]["mesh"]["tp"] = 2
+    with refused("MODEL", "cannot share the head.*4 rows or more, one for each rank of pp and tp; got: 3 rows"):
+        zeroth.pipeline(few, config, world=zeroth.World.from_environment(), loss_fn=mean)
 
 
 def axes() -> None:
