@@ -261,7 +261,11 @@ class Initial:
         self._waiting: dict[str, tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]] = {}
         """recorded tensors, and what cuts this rank's part of them"""
         self._swapped: list[tuple[nn.Parameter, nn.Parameter]] = []
-        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.is_meta]
+        waiting: dict[int, tuple[str, nn.Parameter]] = {}
+        for name, parameter in _boxes.own_parameters(model):
+            if parameter.is_meta:
+                waiting.setdefault(id(parameter), (name, parameter))
+        named = list(waiting.values())
         for name, parameter in named:
             self._recording_of(_boxes.later_of(parameter)[0], name)
         made: dict[int, torch.Tensor] = {}
