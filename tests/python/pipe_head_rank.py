@@ -396,14 +396,30 @@ def _with_two_linear() -> nn.Sequential:
     return model
 
 
-def _tied_specs() -> list[Any]:
+def _tied_specs(function: Callable[[Any, torch.Tensor], torch.Tensor]) -> list[Any]:
     """The embedding again as the last layer, with a function of its own."""
-    of = functional.linear
     embedding = zeroth.pipe.TiedLayerSpec("table", nn.Embedding, WORDS, WIDTH)
-    head = zeroth.pipe.TiedLayerSpec(
-        "table", nn.Embedding, WORDS, WIDTH, forward_fn=lambda module, x: of(x, module.weight)
-    )
-    return [embedding, *(zeroth.pipe.LayerSpec(Block) for _ in range(2)), head]
+    head = zeroth.pipe.TiedLayerSpec("table", nn.Embedding, WORDS, WIDTH, forward_fn=function)
+    return [embedding, *(zeroth.pipe.LayerSpec(Block) for _ in range(6)), head]
+
+
+def tied_specs() -> None:
+    """A head that is a function of a layer that is built later."""
+    world = zeroth.World.from_environment()
+    torch.set_default_dtype(torch.float64)
+    specs = _tied_specs(lambda module, x: functional.linear(x, module.weight))
+    model, alone = (zeroth.pipe.PipelineModule(specs, loss_fn=mean) for _ in range(2))
+    alone.build(0, len(alone))
+    config = config_of(2, "one_barrier", stage=2)
+    engine = zeroth.Engine(model, config, world=world, log_level="warning")
+    losses = [engine.train_batch([batch(step, number) for number in range(MICRO)])[1] for step in range(STEPS)]
+    expected = plain(alone, mean)
+    assert all(map(close, losses, expected)), (losses, expected)
+    found = engine.state_dict(ranks=None)
+    assert all(close(found[name], value) for name, value in alone.state_dict().items())
+    assert list(found) == list(alone.state_dict()), list(found)
+    engine.close(keep_parameters=False)
+    torch.set_default_dtype(torch.float32)
 
 
 def refusals() -> None:
@@ -428,7 +444,8 @@ def refusals() -> None:
         mean,
         "9.weight; expected: a weight that the head and embeddings alone use; got: one that is",
     )
-    cut(zeroth.pipe.PipelineModule(_tied_specs(), loss_fn=mean), None, "an nn.Linear as the last layer")
+    halved = _tied_specs(lambda module, x: functional.linear(x, module.weight) / 2)
+    cut(zeroth.pipe.PipelineModule(halved, loss_fn=mean), None, "as the function of a tied nn.Embedding")
     hooked = layers()
     hooked[9].register_forward_hook(lambda *_: None)
     cut(hooked, mean, "no hooks")

@@ -131,7 +131,7 @@ class Heads(job.RankTest):
 
     @tier.long
     def test_a_head_that_is_tied_to_its_embedding(self) -> None:
-        self.run_well(2, "pipe_head_rank.py", "tied_tiles")
+        self.run_well(2, "pipe_head_rank.py", "tied_tiles", "tied_specs")
         self.run_well(2, "pipe_rank.py", "tied 2")
         self.run_well(4, "pipe_rank.py", "tied 4")
         self.run_well(4, "pipe_head_rank.py", "tied_states")

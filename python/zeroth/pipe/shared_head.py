@@ -9,6 +9,7 @@ the cross entropies becomes the loss is all that the stages need: no rank has th
 import dataclasses
 import functools
 import inspect
+import types
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -27,6 +28,8 @@ from zeroth.pipe import stashed
 from zeroth.pipe.batches import parts_of
 from zeroth.pipe.block_chain import BlockChain
 from zeroth.pipe.chain import Chain
+from zeroth.pipe.layer_list import LayerList
+from zeroth.pipe.layer_specs import TiedLayerSpec
 from zeroth.pipe.list_chain import ListChain
 from zeroth.pipe.stand_in import standing_in
 
@@ -153,6 +156,9 @@ def find_head(chain: Chain, stages: int) -> SharedHead:
     embeddings, and of nothing else."""
     linear = [one for module in chain.layers[-1].modules for one in module.modules() if isinstance(one, nn.Linear)]
     module = linear[-1] if linear else None
+    function = _tied_function(chain)
+    if function is not None:
+        return _head_of_function(chain, function, stages)
     kind = type(chain.layers[-1].modules[-1]).__name__ if chain.layers[-1].modules else "a function"
     if module is None or type(module).forward is not nn.Linear.forward:
         _refuse(chain.layers[-1].name, "an nn.Linear as the last layer", kind)
@@ -170,7 +176,41 @@ def find_head(chain: Chain, stages: int) -> SharedHead:
     return SharedHead(path=path, module=module, vocabulary=module.weight.shape[0], table=table)
 
 
-def _tied_table(chain: Chain, path: str, head: nn.Linear) -> TiedTable | None:
+def _tied_function(chain: Chain) -> TiedLayerSpec | None:
+    """A last layer that is a function of a module of an earlier one."""
+    spec = chain.model.specs[-1] if isinstance(chain.model, LayerList) else None
+    return spec if isinstance(spec, TiedLayerSpec) and spec.forward_fn is not None else None
+
+
+def _head_of_function(chain: Chain, spec: TiedLayerSpec, stages: int) -> SharedHead:
+    layer = chain.layers[-1]
+    (module,) = layer.modules
+    if not isinstance(module, nn.Embedding) or not _is_product(spec.forward_fn):
+        _refuse(layer.name, "linear(x, module.weight) as the function of a tied nn.Embedding", type(module).__name__)
+    if chain.loss_fn is None:
+        _refuse(layer.name, "a loss_fn", "none")
+    if module.num_embeddings < stages:
+        _refuse(layer.name, f"{stages} rows or more, one for each stage", f"{module.num_embeddings} rows")
+    head = nn.Linear(module.embedding_dim, module.num_embeddings, bias=False, device="meta")  # no part of the model
+    head.weight = module.weight
+    path = next(name for name, one in chain.model.named_modules() if one is module)
+    table = _tied_table(chain, path, head, of_function=True)
+    return SharedHead(path=path, module=head, vocabulary=module.num_embeddings, table=table)
+
+
+def _is_product(function: Any) -> bool:
+    """Whether a function of a module and x multiplies x with the module's weight and does nothing else, by a trial."""
+    generator = torch.Generator().manual_seed(1)
+    weight, x = (torch.randn(size, 4, generator=generator, dtype=torch.float64) for size in (5, 3))
+    try:
+        with torch.no_grad():
+            found = function(types.SimpleNamespace(weight=weight), x)
+    except Exception:  # it needs more of the module
+        return False
+    return isinstance(found, torch.Tensor) and found.shape == (3, 5) and torch.allclose(found, x @ weight.t())
+
+
+def _tied_table(chain: Chain, path: str, head: nn.Linear, *, of_function: bool = False) -> TiedTable | None:
     last = len(chain.layers) - 1
     users: dict[str, nn.Module] = {}
     for other, module in chain.model.named_modules(remove_duplicate=False):
@@ -181,6 +221,7 @@ def _tied_table(chain: Chain, path: str, head: nn.Linear) -> TiedTable | None:
         number
         for number, layer in enumerate(chain.layers)
         if any(one in modules for module in layer.modules for one in module.modules())
+        and not (of_function and number == last)
     )
     for name, _ in head.named_parameters():
         full = f"{path}.{name}" if path else name
