@@ -16,11 +16,12 @@ void GradientWidths::add(int param) {
 // widening it early is only traffic: a temporary of twice the size, whose fresh pages cost more than the cast. So its
 // gradient comes as it was computed, and is widened where it is summed, with the same bits. Uses are edges to the
 // parameter's accumulator: known when backward begins, and never counted too low. Whoever else holds the accumulator, a
-// graph of an earlier step for one, counts as a use more: dearer, not wrong. What a checkpoint computes again has edges
-// of its own if gradients go that way (use_reentrant=True): all are counted anew when a backward within the backward
-// comes to its first unit. A part of a unit that is computed again so is in no graph when backward begins: wide.
-// Counted too low is only a parameter used once outside of such a part, and several times within before its first unit:
-// torch adds those in 16 bits.
+// graph of an earlier step for one, counts as a use more: dearer, not wrong. Pipelines hold graphs of several
+// micro-batches, so they count the edges of the one whose backward begins (ChunkGraph::uses()). What a checkpoint
+// computes again has edges of its own if gradients go that way (use_reentrant=True): all are counted anew when a
+// backward within the backward comes to its first unit. A part of a unit that is computed again so is in no graph when
+// backward begins: wide. Counted too low is only a parameter used once outside of such a part, and several times within
+// before its first unit: torch adds those in 16 bits.
 void GradientWidths::choose() {
   counted_in_ = torch::autograd::get_current_graph_task_id();
   for (const auto& [param, _] : narrow_) {
@@ -28,6 +29,17 @@ void GradientWidths::choose() {
     const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(tensor);
     constexpr long kOneEdge = 2;  // and `accumulator` here
     const bool once = accumulator != nullptr && accumulator.use_count() == kOneEdge;
+    tensor.set_grad_dtype(once ? std::nullopt : std::optional(at::kFloat));
+  }
+}
+
+void GradientWidths::choose(const GradientUses& of_graph) {
+  counted_in_ = torch::autograd::get_current_graph_task_id();
+  for (const auto& [param, _] : narrow_) {
+    const at::Tensor& tensor = slots_.tensor(param);
+    const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(tensor);
+    const auto found = of_graph.find(accumulator.get());
+    const bool once = found != of_graph.end() && found->second == 1;
     tensor.set_grad_dtype(once ? std::nullopt : std::optional(at::kFloat));
   }
 }

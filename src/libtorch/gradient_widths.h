@@ -6,9 +6,17 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <unordered_map>
 #include <vector>
 
+namespace torch::autograd {
+struct Node;
+}
+
 namespace zeroth::libtorch {
+
+/// How many edges of a graph lead to each accumulator of a parameter.
+using GradientUses = std::unordered_map<const torch::autograd::Node*, int>;
 
 class GradientWidths {
  public:
@@ -17,8 +25,12 @@ class GradientWidths {
 
   /// A trainable 16-bit parameter. Wide from now on.
   void add(int param);
-  /// Those whose gradient is no sum in this backward: it comes as it was computed.
+  /// False: there is nothing to choose.
+  [[nodiscard]] bool any() const { return !narrow_.empty(); }
+  /// Those whose gradient is no sum in this backward: it comes as it was computed. Edges are those of all graphs, or of
+  /// the one whose backward it is, where others wait for theirs.
   void choose();
+  void choose(const GradientUses& of_graph);
   void widen_all();
   /// The user's own dtypes.
   void restore();

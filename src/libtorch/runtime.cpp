@@ -500,7 +500,11 @@ void Runtime::enter_backward() {
   in_backward_ = true;
   guards_.clear();
   backwards_.begin_backward();
-  widths_.choose();
+  if (uses_ != nullptr) {
+    widths_.choose(*uses_);
+  } else {
+    widths_.choose();
+  }
   torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
     if (const auto runtime = weak.lock()) runtime->in_hook([&] { runtime->leave_backward(); });
   });
@@ -528,6 +532,7 @@ void Runtime::settle() {
 
 void Runtime::fail_backward() {
   begins_with_scale_ = false;
+  uses_ = nullptr;
   const std::exception_ptr deferred = std::exchange(deferred_, nullptr);
   if (in_backward_) {
     settle();
@@ -595,12 +600,13 @@ void Runtime::backward(const at::Tensor& loss) {
   close_backward(seen);
 }
 
-std::uint64_t Runtime::open_backward_of_part() {
+std::uint64_t Runtime::open_backward_of_part(const GradientUses* uses) {
   require_own_process();
   settle();
   if (core_->has_gradients()) guards_.require_there();
   guards_.clear();
   begins_with_scale_ = scales_loss();
+  uses_ = uses;
   return backwards_.number();
 }
 
@@ -615,6 +621,7 @@ std::uint64_t Runtime::open_backward(const at::Tensor& loss) {
 
 void Runtime::close_backward(std::uint64_t seen) {
   begins_with_scale_ = false;
+  uses_ = nullptr;
   // A loss that none of the engine's parameters was part of: this rank contributes nothing.
   if (backwards_.number() == seen) core_->end_backward();
 }

@@ -113,8 +113,11 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void backward(const at::Tensor& loss);
   [[nodiscard]] std::uint64_t open_backward(const at::Tensor& loss);
   void close_backward(std::uint64_t seen);
-  /// open_backward() of a part of the model, whose first gradients have the loss scale already.
-  [[nodiscard]] std::uint64_t open_backward_of_part();
+  /// open_backward() of a part of the model, whose first gradients have the loss scale already. `uses`: of its graph,
+  /// if counts_uses(); null: those of all graphs. It must live until the end of the backward.
+  [[nodiscard]] std::uint64_t open_backward_of_part(const GradientUses* uses = nullptr);
+  /// Whether parameters have gradients whose width depends on their uses.
+  [[nodiscard]] bool counts_uses() const { return widths_.any(); }
   void release_parameters();
   StepResult step() { return end_step(false); }
   /// Ends all micro-steps at once, see zeroth::Engine::step_all().
@@ -207,6 +210,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   UnitBackwards backwards_;
   std::vector<int> trainable_;
   GradientWidths widths_{slots_};
+  const GradientUses* uses_ = nullptr;  ///< of the part whose backward runs
   GradientGuards guards_{slots_, model_, trainable_};
   StepLog step_log_{log_};
   std::unique_ptr<LossScale> loss_scale_;

@@ -70,6 +70,8 @@ TABLES["sp"] = [
 ]
 TABLES["half"] = [
     Row("llama", 2, micro=4, stage=2, dtype="bf16", policy="per_step"),
+    Row("llama", 2, micro=3, stage=2, dtype="bf16"),
+    Row("llama", 2, "zb-h1", micro=4, stage=1, dtype="bf16"),
     Row("llama", 2, "zb-h1", micro=4, stage=1, dtype="fp16", policy="per_step"),
     Row("gpt2", 2, "gpipe", micro=3, stage=3, recompute=True),
     Row("llama", 2, "1f1b", micro=3, stage=1, dtype="fp16", clip=0.1, again=True),

@@ -110,21 +110,21 @@ struct PipelineConfig {
 
 /// Sections "zero_optimization.offload_optimizer" and "offload_param", "aio", and "zeroth.offload".
 struct OffloadConfig {
-  std::string optimizer_device = "none";                 ///< "none", "cpu" (host memory) or "nvme" (files)
-  std::string nvme_path{};                               ///< folders of the files, one a disk, separated by ':'
-  int buffer_count = 4;                                  ///< blocks of files in memory at once
-  double ratio = 1.0;                                    ///< share of the states that rest there
-  std::string parameter_device = "none";                 ///< "none", "cpu" (host memory) or "nvme" (files)
-  std::string parameter_nvme_path{};                     ///< as nvme_path, which it is where it is empty
-  std::int64_t max_in_cpu = 0;                           ///< elements of parameters in files in memory at once; 0: few
-  std::string ratio_from = "given";                      ///< "given": `ratio`; "planned": by measured speeds
-  int cache_blocks = 0;                                  ///< blocks of files that stay in memory beside buffer_count
-  std::string gradients = "device";                      ///< where reduced gradients rest: or "host"
-  std::optional<std::int64_t> block_elements{};          ///< whose states are one block; unset: the engine chooses
-  std::string io = "probe";                              ///< engine of requests to files: see io_engine_of()
-  bool direct = true;                                    ///< files pass the page cache (O_DIRECT), where it can be
-  int queue_depth = 32;                                  ///< transfers at once
-  std::int64_t stripe_bytes = std::int64_t{1} << 20U;    ///< of one transfer, and of a folder's share
+  std::string optimizer_device = "none";               ///< "none", "cpu" (host memory) or "nvme" (files)
+  std::string nvme_path{};                             ///< folders of the files, one a disk, separated by ':'
+  int buffer_count = 4;                                ///< blocks of files in memory at once
+  double ratio = 1.0;                                  ///< share of the states that rest there
+  std::string parameter_device = "none";               ///< "none", "cpu" (host memory) or "nvme" (files)
+  std::string parameter_nvme_path{};                   ///< as nvme_path, which it is where it is empty
+  std::int64_t max_in_cpu = 0;                         ///< elements of parameters in files in memory at once; 0: few
+  std::string ratio_from = "given";                    ///< "given": `ratio`; "planned": by measured speeds
+  int cache_blocks = 0;                                ///< blocks of files that stay in memory beside buffer_count
+  std::string gradients = "device";                    ///< where reduced gradients rest: or "host"
+  std::optional<std::int64_t> block_elements{};        ///< whose states are one block; unset: the engine chooses
+  std::string io = "probe";                            ///< engine of requests to files: see io_engine_of()
+  bool direct = true;                                  ///< files pass the page cache (O_DIRECT), where it can be
+  int queue_depth = 32;                                ///< transfers at once
+  std::int64_t stripe_bytes = std::int64_t{1} << 20U;  ///< of one transfer, and of a folder's share
 };
 
 /// Section "zeroth.activations", and "activation_checkpointing.cpu_checkpointing".

@@ -709,8 +709,9 @@ constexpr std::array kKeys{
     bind<&Config::runtime, &RuntimeConfig::first_timeout_ms>(
         {.pointer = "/zeroth/first_timeout_ms",
          .kind = KeyKind::kInteger,
-         .text = "The same until the first step has ended, while everything is slow, and for ranks that have not met. 0: "
-                 "twice `timeout_ms`; ranks then meet in `timeout_ms`.",
+         .text =
+             "The same until the first step has ended, while everything is slow, and for ranks that have not met. 0: "
+             "twice `timeout_ms`; ranks then meet in `timeout_ms`.",
          .highest = kMaxMilliseconds,
          .shared = false}),
     bind<&Config::runtime, &RuntimeConfig::frozen_after_ms>(

@@ -112,6 +112,16 @@ ChunkGraph::ChunkGraph(std::vector<at::Tensor> inputs, const std::vector<at::Ten
   }
 }
 
+GradientUses ChunkGraph::uses() const {
+  GradientUses uses;
+  const auto count = [&uses](const Edge& edge) {
+    if (const auto* leaf = dynamic_cast<const AccumulateGrad*>(edge.function.get())) ++uses[leaf];
+  };
+  std::ranges::for_each(outputs_, count);
+  for (const auto& node : nodes_behind(outputs_)) std::ranges::for_each(node->next_edges(), count);
+  return uses;
+}
+
 ChunkGraph::Roots ChunkGraph::roots_for(const std::vector<at::Tensor>& gradients) const {
   ZR_CHECK(gradients.size() == wants_.size(), ErrorCode::kMismatch,
            "a chunk got gradients for another number of outputs",

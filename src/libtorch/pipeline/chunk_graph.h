@@ -12,6 +12,8 @@
 // the idea of torch.distributed.pipelining.
 #pragma once
 
+#include "libtorch/gradient_widths.h"
+
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function.h>
 
@@ -29,6 +31,8 @@ class ChunkGraph {
 
   /// For each output whether it has a gradient.
   [[nodiscard]] const std::vector<bool>& wants() const { return wants_; }
+  /// Of this graph alone, before its backward: graphs of other micro-batches have the same accumulators.
+  [[nodiscard]] GradientUses uses() const;
   /// `gradients`: one an output, undefined where there is none. Runs all of the graph and forgets it.
   void backward(const std::vector<at::Tensor>& gradients);
   /// The part that gives the gradients of the inputs.

@@ -287,6 +287,7 @@ class Pipeline::Impl {
   struct InFlight {
     std::vector<at::Tensor> inputs;
     ChunkGraph graph;
+    GradientUses uses;             ///< of the graph
     std::vector<at::Tensor> loss;  ///< of the last chunk: as its gradient begins
   };
 
@@ -489,7 +490,8 @@ class Pipeline::Impl {
     zeroth::Engine& core = runtime_->core();
     core.begin_part(part_of(action));
     const WithoutParameters without(*runtime_, action.kind == ActionKind::kBackwardWeight);
-    const std::uint64_t seen = runtime_->open_backward_of_part();
+    if (action.kind != ActionKind::kBackwardWeight && runtime_->counts_uses()) flight.uses = flight.graph.uses();
+    const std::uint64_t seen = runtime_->open_backward_of_part(&flight.uses);
     try {
       switch (action.kind) {
         case ActionKind::kBackwardInput:

@@ -306,7 +306,8 @@ void SharedHeadRun::compute_gradients(int micro_batch, const zeroth::Engine::Bac
   wide.reset();
   state.logits = state.local_targets = state.is_own = at::Tensor();
   runtime_->core().begin_part(part);
-  const std::uint64_t seen = runtime_->open_backward_of_part();
+  const GradientUses uses = runtime_->counts_uses() ? state.graph.uses() : GradientUses();
+  const std::uint64_t seen = runtime_->open_backward_of_part(&uses);
   try {
     state.graph.backward({gradient});
   } catch (...) {
