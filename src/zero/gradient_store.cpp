@@ -118,14 +118,15 @@ void GradientStore::open(int flat) {
   if (ring_positions_[unit_index] >= 0 && !plan_.accumulates_in_buckets(micro_steps_)) {
     // The same rule under every plan, also where each unit has a bucket of its own: the list of events must not differ.
     int& holder = ring_open_[static_cast<std::size_t>(ring_positions_[unit_index] % plan_.ring_slots)];
-    if (holder >= 0 && holder != unit) {
-      close_unit(holder);
-      const auto& flats = model_.unit_flats[static_cast<std::size_t>(holder)];
+    if (const int before = holder; before >= 0 && before != unit) {
+      close_unit(before);
       ZR_CHECK(
-          std::ranges::none_of(flats, [this](int one) { return state(one).open; }), ErrorCode::kModel,
+          std::ranges::none_of(model_.unit_flats[static_cast<std::size_t>(before)],
+                               [this](int one) { return state(one).open; }),
+          ErrorCode::kModel,
           "gradients of a unit come in several backwards of a micro-step, and those of another one between them",
           {.where = "zero.reduce",
-           .which = model_.units[static_cast<std::size_t>(holder)].name + ", before " + model_.units[unit_index].name,
+           .which = model_.units[static_cast<std::size_t>(before)].name + ", before " + model_.units[unit_index].name,
            .expected = "units that one chunk of a pipeline uses, where units share memory for gradients",
            .hint = "make it no unit: name the others in Engine(units=...)"});
     }
