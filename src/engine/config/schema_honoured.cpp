@@ -510,8 +510,9 @@ constexpr std::array kKeys{
     bind<&Config::offload, &OffloadConfig::block_elements>(
         {.pointer = "/zeroth/offload/block_elements",
          .kind = KeyKind::kInteger,
-         .text = "Elements whose states are one block, a multiple of 1024. Null: 2^18, or 2^20 beside a device with "
-                 "memory of its own.",
+         .text = "Elements whose states are one block, a multiple of 1024.",
+         .default_text = "2^18, or 2^20 beside a device with memory of its own",
+         .nullable = true,
          .lowest = 1024,
          .highest = std::int64_t{1} << 30U}),
     bind<&Config::offload, &OffloadConfig::io>(

@@ -899,16 +899,22 @@ EngineSettings settings_of(const std::string& text, int world) {
 }
 
 TEST(ConfigDegrees, BecomeThePlan) {
+  const auto chooses_blocks = [](ShardingPlan plan) {
+    plan.residency.chooses_blocks = true;
+    return plan;
+  };
   const ShardingPlan hpz = settings_of(with_zero(R"("stage": 3, "zero_hpz_partition_size": 2)"), 4).plan;
-  EXPECT_EQ(hpz, hpz_plan(2, {"dp"}));
+  EXPECT_EQ(hpz, chooses_blocks(hpz_plan(2, {"dp"})));
   const ShardingPlan mics = settings_of(with_zero(R"("stage": 3, "mics_shard_size": 2)"), 4).plan;
-  EXPECT_EQ(mics, mics_plan(2, {"dp"}));
+  EXPECT_EQ(mics, chooses_blocks(mics_plan(2, {"dp"})));
   const ShardingPlan both =
       settings_of(with_zero(R"("stage": 3)", R"("parameter_degree": 2, "optimizer_degree": 4)"), 8).plan;
   EXPECT_EQ(both.degrees(8), (Degrees{.parameter = 2, .gradient = 8, .sums = 4, .optimizer = 4, .world = 8}));
   const ShardingPlan one = settings_of(with_zero(R"("stage": 1)", R"("optimizer_degree": 2)"), 4).plan;
   EXPECT_EQ(one.degrees(4), (Degrees{.parameter = 1, .gradient = 4, .sums = 2, .optimizer = 2, .world = 4}));
-  EXPECT_EQ(settings_of(with_zero(R"("stage": 3)"), 4).plan, zero_plan(3, {"dp"}));
+  EXPECT_EQ(settings_of(with_zero(R"("stage": 3)"), 4).plan, chooses_blocks(zero_plan(3, {"dp"})));
+  const std::string blocks = R"({"zeroth": {"offload": {"block_elements": 1024}}})";
+  EXPECT_FALSE(settings_of(blocks, 4).plan.residency.chooses_blocks);
   EXPECT_EQ(settings_of(with_zero(R"("stage": 0)", R"("gradient_degree": 2)"), 4).plan.degrees(4).gradient, 2);
 }
 
