@@ -398,8 +398,9 @@ def programs() -> None:
     assert had in simple
     refuse(simple.replace(had, has), not_yet.format("0FETCH"))
     with refused("MODEL", "stages of a pipeline cannot share the head of this model.*an nn.Linear as the last layer"):
-        zeroth.pipeline(model, {**two, "gradient_accumulation_steps": 1}, world=world(), program=SHARED_HEAD)
-    assert zeroth.pipe.pipeline.pipelined_of(model) is None and all(one.is_meta for one in model.parameters())
+        other = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU())
+        zeroth.pipeline(other, {**two, "gradient_accumulation_steps": 1}, world=world(), program=SHARED_HEAD)
+    assert zeroth.pipe.pipeline.pipelined_of(other) is None and len(other[0].weight) == WIDTH
     refuse(simple.replace("chunks=0,1", "chunks=0,1 inexact"), not_yet.format("1f1b, which is inexact"))
     refuse(_C.make_program("1f1b", 2, 2, step=False), "does not update the parameters")
     refuse(_C.make_program("1f1b", 2, 3), "another number of micro-batches.*expected: .* 2; got: 3")
