@@ -22,25 +22,17 @@ void GradientWidths::add(int param) {
 // backward within the backward comes to its first unit. A part of a unit that is computed again so is in no graph when
 // backward begins: wide. Counted too low is only a parameter used once outside of such a part, and several times within
 // before its first unit: torch adds those in 16 bits.
-void GradientWidths::choose() {
+void GradientWidths::choose(const GradientUses* of_graph) {
   counted_in_ = torch::autograd::get_current_graph_task_id();
   for (const auto& [param, _] : narrow_) {
     const at::Tensor& tensor = slots_.tensor(param);
     const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(tensor);
-    constexpr long kOneEdge = 2;  // and `accumulator` here
-    const bool once = accumulator != nullptr && accumulator.use_count() == kOneEdge;
-    tensor.set_grad_dtype(once ? std::nullopt : std::optional(at::kFloat));
-  }
-}
-
-void GradientWidths::choose(const GradientUses& of_graph) {
-  counted_in_ = torch::autograd::get_current_graph_task_id();
-  for (const auto& [param, _] : narrow_) {
-    const at::Tensor& tensor = slots_.tensor(param);
-    const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(tensor);
-    const auto found = of_graph.find(accumulator.get());
-    const bool once = found != of_graph.end() && found->second == 1;
-    tensor.set_grad_dtype(once ? std::nullopt : std::optional(at::kFloat));
+    long uses = accumulator == nullptr ? 0 : accumulator.use_count() - 1;  // `accumulator` here is none
+    if (of_graph != nullptr) {
+      const auto found = of_graph->find(accumulator.get());
+      uses = found == of_graph->end() ? 0 : found->second;
+    }
+    tensor.set_grad_dtype(uses == 1 ? std::nullopt : std::optional(at::kFloat));
   }
 }
 

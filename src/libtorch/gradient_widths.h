@@ -27,10 +27,9 @@ class GradientWidths {
   void add(int param);
   /// False: there is nothing to choose.
   [[nodiscard]] bool any() const { return !narrow_.empty(); }
-  /// Those whose gradient is no sum in this backward: it comes as it was computed. Edges are those of all graphs, or of
-  /// the one whose backward it is, where others wait for theirs.
-  void choose();
-  void choose(const GradientUses& of_graph);
+  /// Those whose gradient is no sum in this backward: it comes as it was computed. `of_graph`: edges of the graph whose
+  /// backward it is, where others wait for theirs; null: those of all graphs count.
+  void choose(const GradientUses* of_graph = nullptr);
   void widen_all();
   /// The user's own dtypes.
   void restore();

@@ -500,11 +500,7 @@ void Runtime::enter_backward() {
   in_backward_ = true;
   guards_.clear();
   backwards_.begin_backward();
-  if (uses_ != nullptr) {
-    widths_.choose(*uses_);
-  } else {
-    widths_.choose();
-  }
+  widths_.choose(uses_);
   torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
     if (const auto runtime = weak.lock()) runtime->in_hook([&] { runtime->leave_backward(); });
   });
