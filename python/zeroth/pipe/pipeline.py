@@ -177,7 +177,8 @@ def pipeline(
         )
     else:
         program = _own_program(program, axes["pp"], micro_batches, settings)
-    head = _head_of(chain, axes) if "V_S" in program else None
+    ranks_of_head = axes["pp"] * axes["tp"]
+    head = find_head(chain, ranks_of_head) if "V_S" in program else None
     stage_of_chunk = _C.rank_of_chunk(program)
     split = split or split_of(chain.model, keys)
     mesh = world.mesh(axes, settings)
@@ -203,7 +204,7 @@ def pipeline(
             build(chain, bounds[chunk], bounds[chunk + 1])
     if head is not None:
         build(chain, len(chain.layers) - 1, len(chain.layers))
-        head = _head_of(chain, axes)  # building makes modules anew
+        head = find_head(chain, ranks_of_head)  # building makes modules anew
     if axes["tp"] > 1 or axes["sp"] > 1:
         _share_layers(chain, settings, world, head)
     units = _units_with(chain.model, head)
@@ -226,11 +227,6 @@ def pipeline(
     object.__setattr__(chain.model, _MARK, done)
     _boxes.mark(chain.model, _boxes.Split(world, axes))
     return done
-
-
-def _head_of(chain: Chain, axes: Mapping[str, int]) -> SharedHead:
-    """The layer whose rows all stages share, and the ranks of tp of each."""
-    return find_head(chain, axes["pp"] * axes["tp"])
 
 
 def _own_program(text: str, stages: int, micro_batches: int, settings: _C.Config) -> str:

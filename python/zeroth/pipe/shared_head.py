@@ -151,14 +151,14 @@ def _put_tiles(head: nn.Linear, table: TiedTable, own_cut: Cut, *, whole: bool) 
         put_in_tiles(module, shared, rows)
 
 
-def find_head(chain: Chain, stages: int) -> SharedHead:
-    """Raises Error MODEL for a model that does not end in a linear layer and a loss. The layer's weight may be that of
-    embeddings, and of nothing else."""
+def find_head(chain: Chain, ranks: int) -> SharedHead:
+    """The layer whose rows so many ranks share, those of pp and tp. Its weight may be that of embeddings, and of
+    nothing else. Raises Error MODEL for a model that does not end in a linear layer and a loss."""
     linear = [one for module in chain.layers[-1].modules for one in module.modules() if isinstance(one, nn.Linear)]
     module = linear[-1] if linear else None
     function = _tied_function(chain)
     if function is not None:
-        return _head_of_function(chain, function, stages)
+        return _head_of_function(chain, function, ranks)
     kind = type(chain.layers[-1].modules[-1]).__name__ if chain.layers[-1].modules else "a function"
     if module is None or type(module).forward is not nn.Linear.forward:
         _refuse(chain.layers[-1].name, "an nn.Linear as the last layer", kind)
@@ -167,10 +167,7 @@ def find_head(chain: Chain, stages: int) -> SharedHead:
         _refuse(path, "an nn.Linear as the last layer, and a loss_fn", "no loss_fn" if chain.loss_fn is None else kind)
     table = _tied_table(chain, path, module)
     for name, parameter in module.named_parameters():
-        if parameter.shape[0] < stages:
-            _refuse(
-                f"{path}.{name}", f"{stages} rows or more, one for each rank of pp and tp", f"{parameter.shape[0]} rows"
-            )
+        _require_rows(f"{path}.{name}", parameter.shape[0], ranks)
     if _has_hooks(module):
         _refuse(path, "no hooks on the head, which is not called as a module", "hooks")
     return SharedHead(path=path, module=module, vocabulary=module.weight.shape[0], table=table)
@@ -182,15 +179,19 @@ def _tied_function(chain: Chain) -> TiedLayerSpec | None:
     return spec if isinstance(spec, TiedLayerSpec) and spec.forward_fn is not None else None
 
 
-def _head_of_function(chain: Chain, spec: TiedLayerSpec, stages: int) -> SharedHead:
+def _require_rows(name: str, rows: int, ranks: int) -> None:
+    if rows < ranks:
+        _refuse(name, f"{ranks} rows or more, one for each rank of pp and tp", f"{rows} rows")
+
+
+def _head_of_function(chain: Chain, spec: TiedLayerSpec, ranks: int) -> SharedHead:
     layer = chain.layers[-1]
     (module,) = layer.modules
     if not isinstance(module, nn.Embedding) or not _is_product(spec.forward_fn):
         _refuse(layer.name, "linear(x, module.weight) as the function of a tied nn.Embedding", type(module).__name__)
     if chain.loss_fn is None:
         _refuse(layer.name, "a loss_fn", "none")
-    if module.num_embeddings < stages:
-        _refuse(layer.name, f"{stages} rows or more, one for each stage", f"{module.num_embeddings} rows")
+    _require_rows(layer.name, module.num_embeddings, ranks)
     head = nn.Linear(module.embedding_dim, module.num_embeddings, bias=False, device="meta")  # no part of the model
     head.weight = module.weight
     path = next(name for name, one in chain.model.named_modules() if one is module)
