@@ -87,12 +87,19 @@ def parts_of(parameter: nn.Parameter) -> tuple[nn.Parameter, ...]:
     return getattr(parameter, _PARTS, (parameter,))
 
 
-def own_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Parameters with all their names, but no names of what they are boxes of."""
+def own_parameters(model: nn.Module, *, remove_duplicate: bool = False) -> list[tuple[str, nn.Parameter]]:
+    """Parameters with all their names, or with `remove_duplicate` the first one, but no names of what they are boxes
+    of."""
     named = model.named_parameters(remove_duplicate=False)
-    return [
+    own = [
         (name, parameter) for name, parameter in named if (box := box_of(parameter)) is None or name not in box.names
     ]
+    if not remove_duplicate:
+        return own
+    first: dict[int, tuple[str, nn.Parameter]] = {}
+    for name, parameter in own:
+        first.setdefault(id(parameter), (name, parameter))
+    return list(first.values())
 
 
 def cut_later(parameter: nn.Parameter, whole: torch.Tensor, cut: Callable[[torch.Tensor], torch.Tensor]) -> None:

@@ -261,11 +261,8 @@ class Initial:
         self._waiting: dict[str, tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]] = {}
         """recorded tensors, and what cuts this rank's part of them"""
         self._swapped: list[tuple[nn.Parameter, nn.Parameter]] = []
-        waiting: dict[int, tuple[str, nn.Parameter]] = {}
-        for name, parameter in _boxes.own_parameters(model):
-            if parameter.is_meta:
-                waiting.setdefault(id(parameter), (name, parameter))
-        named = list(waiting.values())
+        every = _boxes.own_parameters(model, remove_duplicate=True)
+        named = [(name, parameter) for name, parameter in every if parameter.is_meta]
         for name, parameter in named:
             self._recording_of(_boxes.later_of(parameter)[0], name)
         made: dict[int, torch.Tensor] = {}

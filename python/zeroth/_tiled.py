@@ -354,9 +354,8 @@ def tiled_state_dict(model: nn.Module, state: Mapping[str, torch.Tensor]) -> dic
 def tile_units(model: nn.Module) -> dict[str, nn.Module]:
     """The tiles of a model, by path: each is a unit of an engine."""
     return {
-        f"{path}.tiles.{number}" if path else f"tiles.{number}": one
-        for path, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, (_Tiled, InTiles))
+        f"{prefix}tiles.{number}": one
+        for prefix, module in _modules_of(model, (_Tiled, InTiles))
         for number, one in enumerate(module.tiles)
     }
 
@@ -365,15 +364,19 @@ def tiles_of_tables(model: nn.Module) -> set[int]:
     """Ids of the tiles that embeddings look rows up in, and no linear layer of the model has."""
     tables: set[int] = set()
     others: set[int] = set()
-    for module in model.modules():
-        if isinstance(module, (_Tiled, InTiles)):
-            (others if isinstance(module, TiledLinear) else tables).update(map(id, module.tiles))
+    for _, module in _modules_of(model, (_Tiled, InTiles)):
+        (others if isinstance(module, TiledLinear) else tables).update(map(id, module.tiles))
     return tables - others
 
 
 def _tiled_modules(model: nn.Module) -> Iterator[tuple[str, _Tiled]]:
+    return _modules_of(model, (_Tiled,))
+
+
+def _modules_of(model: nn.Module, kinds: tuple[type[Any], ...]) -> Iterator[tuple[str, Any]]:
+    """With the prefix of the names of what they have."""
     for path, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, _Tiled):
+        if isinstance(module, kinds):
             yield f"{path}." if path else "", module
 
 

@@ -295,14 +295,10 @@ def _units_with(model: nn.Module, head: SharedHead | None) -> dict[str, nn.Modul
 def _give_away(done: Pipelined) -> None:
     """Notes on each parameter which stages use it, and empties those of other stages."""
     everywhere = list(range(done.mesh.size("pp")))
-    seen: set[int] = set()
-    for name, parameter in _boxes.own_parameters(done.chain.model):
-        if id(parameter) in seen:
-            continue
+    for name, parameter in _boxes.own_parameters(done.chain.model, remove_duplicate=True):
         if done.head is not None and done.head.has(name):
             _boxes.put_box(parameter, _box(parameter, [done.stage]))  # its part of it
             continue
-        seen.add(id(parameter))
         tile = None if done.head is None else done.head.tile_of(name)
         users = {done.stage_of_chunk[chunk] for chunk in done.chunks_of_parameter(name)}
         stages = sorted(users | (set() if tile is None else {tile})) or everywhere
