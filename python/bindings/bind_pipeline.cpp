@@ -164,6 +164,12 @@ void bind_pipeline(py::module_& module) {
              return result_of(result);
            })
       .def("eval_batch", &Pipeline::eval_batch, py::arg("micro_batches") = 0, NoGil())
+      .def(
+          "logits",
+          [](Pipeline& self, const std::optional<at::Tensor>& input) {
+            return self.logits(input.value_or(at::Tensor()));
+          },
+          py::arg("input"), NoGil())
       .def("begin", &Pipeline::begin, NoGil())
       .def(
           "run", [](Pipeline& self, const std::string& action) { self.run(parse_action(action)); }, py::arg("action"),

@@ -154,7 +154,23 @@ def train(
     assert close(weighted, (3 * two[0] + two[1]) / 4), (weighted, two)
     report = engine.memory_report()
     assert report.planned == report.measured_peak, (report.planned, report.measured_peak)
+    logits_of_all_rows(engine, alone, [batch(9, number) for number in range(2)], loss_fn)
     engine.close(keep_parameters=False)
+
+
+def logits_of_all_rows(engine: zeroth.Engine, alone: nn.Module, batches: list[Any], loss_fn: Loss) -> None:
+    """What the model returns, of each micro-batch, with its loss or without."""
+    mean_loss, results = engine.eval_batch(batches, True, micro_batches=len(batches))
+    assert (results is None) == (not engine.is_last_stage())
+    losses = []
+    for number, (tokens, labels) in enumerate(batches):
+        with torch.no_grad():
+            expected = alone(tokens)
+            losses.append(loss_fn(expected, labels).item())
+        assert results is None or close(results[number], expected), number
+        assert close(engine.outputs((tokens, labels)), expected), number
+        assert close(engine.outputs((tokens, None)), expected), number
+    assert close(mean_loss, sum(losses) / len(batches)), (mean_loss, losses)
 
 
 def two() -> None:
@@ -288,6 +304,18 @@ def transformers_loss() -> None:
         optimizer.step()
         _, loss = engine.train_batch([{"input_ids": one, "labels": one} for one in tokens])
         assert abs(loss - total.item()) < 1e-6 * 5, (loss, total.item())
+    with torch.no_grad():
+        expected = alone(input_ids=tokens[0], labels=tokens[0])
+    _, results = engine.eval_batch([{"input_ids": tokens[0], "labels": tokens[0]}], True, micro_batches=1)
+    found = [engine.outputs({"input_ids": tokens[0]}), engine.outputs({"input_ids": tokens[0], "labels": tokens[0]})]
+    assert [one.get("loss") is None for one in found] == [True, False]
+    if results is not None:
+        assert type(results[0]) is type(expected)
+        found += [results[0], {"logits": results[0][1], "loss": results[0].loss}]
+    for one in found:
+        assert one["logits"].dtype == expected.logits.dtype
+        assert (one["logits"] - expected.logits).abs().max() < 1e-5
+        assert one.get("loss") is None or abs(one["loss"] - expected.loss).item() < 1e-5
     for name, value in engine.state_dict(ranks=None).items():
         assert (value - alone.state_dict()[name]).abs().max() < 1e-6, name
     engine.close(keep_parameters=False)
@@ -347,6 +375,8 @@ def on_mesh(
         assert mine in seen.all and not seen.all & more, (seen.all, rows)
         evaluated = engine.eval_batch(batches(9), micro_batches=MICRO, weights=[3.0, 1.0, 2.0])
         trained.append(([*losses, evaluated], engine.state_dict(ranks=None)))
+        tokens, labels = labelled(9, own)
+        found = engine.outputs({"input_ids": tokens, "labels": labels})
         engine.close(keep_parameters=False)
     losses, weights = trained[0]
     for other in trained[1:]:
@@ -357,9 +387,15 @@ def on_mesh(
     with torch.no_grad():
         given = [(labelled(9, number), (3.0, 1.0, 2.0)[number // dp]) for number in range(MICRO * dp)]
         total = sum(weight * next_token(alone(tokens), labels).item() for (tokens, labels), weight in given)
+        whole = alone(tokens, labels=labels)
     assert all(map(close, losses, [*expected, total / (6 * dp)])), (way, schedule, tp, sp, losses, expected)
     for name, value in alone.state_dict().items():
         assert close(weights[name], value), (way, schedule, name, (weights[name] - value).abs().max())
+    part = found["logits"].shape[1]  # of the sequence
+    assert part in ((tokens.shape[1] + 1) // sp, tokens.shape[1] // sp), found["logits"].shape
+    expected_logits = whole.logits[:, :part] if done.mesh.coordinate("sp") == 0 else whole.logits[:, -part:]
+    assert method == "ring" or close(found["logits"], expected_logits), (way, schedule, tp, sp)
+    assert torch.isnan(whole.loss) or abs(found["loss"] - whole.loss) < 1e-6, (way, schedule, found["loss"], whole.loss)
 
 
 def tp_and_sp() -> None:
@@ -490,16 +526,6 @@ def own_programs() -> None:
     other = {**config_of(2, "one_barrier"), "gradient_accumulation_steps": 1}
     with refused("USAGE", "share the head in different ways.*expected: two_barriers; got: one_barrier"):
         zeroth.pipeline(layers(), other, world=world, loss_fn=mean, program=SHARED_HEAD)
-
-
-def outputs_are_refused() -> None:
-    world = zeroth.World.from_environment()
-    model = layers()
-    zeroth.pipeline(model, config_of(2, "one_barrier"), world=world, loss_fn=mean)
-    engine = zeroth.Engine(model, config_of(2, "one_barrier"), world=world, log_level="warning")
-    with refused("USAGE", "no stage has the logits of all rows of the head"):
-        engine.outputs(batch(0, 0))
-    engine.close(keep_parameters=False)
 
 
 def main() -> None:

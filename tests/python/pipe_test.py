@@ -90,7 +90,7 @@ class Heads(job.RankTest):
     """pipe_head_rank.py: stages share the head."""
 
     def test_two_stages_train_as_one_process(self) -> None:
-        self.run_well(2, "pipe_head_rank.py", "two", "tied", "refusals", "own_programs", "outputs_are_refused")
+        self.run_well(2, "pipe_head_rank.py", "two", "tied", "refusals", "own_programs")
 
     @tier.long
     def test_two_and_four_stages_with_replicas(self) -> None:

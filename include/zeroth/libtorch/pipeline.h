@@ -132,6 +132,11 @@ class Pipeline {
   /// The forwards alone, without gradients; returns the mean loss on all ranks. Collective, blocks. `micro_batches`: 0
   /// as in training.
   double eval_batch(int micro_batches = 0);
+  /// Logits [..., all rows] of the head that the stages share, on all of them, between two steps. `input`: the head's,
+  /// [..., features], which the stage of the last chunk gives and the others leave undefined. Collective over the
+  /// pipeline's ranks, blocks; at stage 3 over all ranks that have parts of the head. Wire: the input once to each
+  /// stage, and each stage's logits to all others. Throws kUsage without a shared head and inside a step.
+  [[nodiscard]] at::Tensor logits(const at::Tensor& input);
 
   /// The same in parts, for loops of the caller's own: begin(), run() of each of actions() in order, end().
   void begin();

@@ -14,7 +14,7 @@ from zeroth.parallel._refuse import refuse
 from zeroth.pipe.batches import take
 from zeroth.pipe.held import Held
 from zeroth.pipe.pipeline import Pipelined, head_of_engine, owners_of_buffers, units_of_chunks, units_of_tables
-from zeroth.pipe.shared_head import run_to_head
+from zeroth.pipe.shared_head import ToHead, run_to_head
 from zeroth.pipe.step import PipelineStep, StepEnd
 from zeroth.pipe.values import Tensors, flat, nested, shared
 
@@ -46,6 +46,8 @@ class Runner:
         """where the last chunk puts what the model returns, in the place of its loss"""
         self._results: list[Any] | None = None
         """what the last chunk returns, beside its loss"""
+        self._ends: list[ToHead] | None = None
+        """runs of the last chunk up to a shared head, while they are kept"""
         self._left = ""
         """the action before which a step was left"""
         self._places = [_places_of_buffers(done, chunk) for chunk in range(len(done.stage_of_chunk))]
@@ -113,8 +115,6 @@ class Runner:
         `weights` of the loss times its weight. `outputs` gets what the model returns, on the last stage."""
         chain = self.done.chain
         loss_fn = chain.loss_fn
-        if outputs is not None:
-            self._require_whole_head()
 
         def with_output(output: Any, labels: Any) -> Any:
             assert loss_fn is not None and outputs is not None
@@ -128,13 +128,16 @@ class Runner:
                     chain.loss_fn = with_output
                 elif outputs is not None:
                     self._results = outputs
-                return self.core.eval_batch(count)
+                with self._ends_kept(outputs is not None):
+                    loss = self.core.eval_batch(count)
+                    if outputs is not None and self.done.head is not None:
+                        outputs[:] = self._results_of_ends(count, outputs)
+                return loss
             finally:
                 chain.loss_fn, self._results = loss_fn, None
 
     def outputs(self, batch: Any) -> Any:
         """See Engine.outputs()."""
-        self._require_whole_head()
         chain, kept = self.done.chain, []  # type: ignore[var-annotated]
         loss_fn = chain.loss_fn
         with self._given([batch], 1), self._named():
@@ -142,7 +145,10 @@ class Runner:
                 self._output = kept
                 if loss_fn is not None:  # which also says what a micro-batch is, so it is not None
                     chain.loss_fn = _output_of
-                self.core.eval_batch(1)
+                with self._ends_kept(True):
+                    self.core.eval_batch(1)
+                    if self.done.head is not None:
+                        kept = self._results_of_ends(1, [])
             finally:
                 chain.loss_fn, self._output = loss_fn, None
         root = self.done.stage_of_chunk[-1]
@@ -258,23 +264,38 @@ class Runner:
             loss = loss.double() * self._weights[micro_batch]
         return [loss], ""
 
-    def _require_whole_head(self) -> None:
-        if self.done.head is not None:
-            refuse(
-                "no stage has the logits of all rows of the head",
-                where=_WHERE,
-                who=self._who,
-                which=self.done.head.path,
-                expected='zeroth.pipeline.vocabulary = "whole"',
-                got="a head that all stages share",
-                hint="train_batch() and eval_batch() give losses; a checkpoint loads with the head on one stage",
-            )
+    @contextlib.contextmanager
+    def _ends_kept(self, keeps: bool) -> Iterator[None]:
+        """In here what the last chunk computes up to a shared head is kept, for the logits of all rows."""
+        self._ends = [] if keeps and self.done.head is not None else None
+        try:
+            yield
+        finally:
+            self._ends = None
+
+    def _results_of_ends(self, count: int, given: Sequence[Any]) -> list[Any]:
+        """What the model returns for each micro-batch, on the stage of the last chunk, where it is `given` with
+        stand-ins if a loss_fn was called with it. All stages compute the logits of their rows. Collective."""
+        assert self._ends is not None
+        results, mesh = [], self.done.mesh
+        with torch.no_grad():
+            for number in range(count):
+                end = self._ends[number] if self._ends else None  # other stages have none
+                logits = self.core.logits(None if end is None else end.hidden)
+                if end is not None:
+                    result = given[number] if given else end.result
+                    parts = mesh.axis("sp") if mesh.size("sp") > 1 else None
+                    results.append(end.filled(result, logits, parts))
+        return results
 
     def _to_head(self, first: int, values: Any, micro_batch: int) -> tuple[Tensors, str]:
         """The last chunk, of whose head all stages have rows."""
         head = self.done.head
         assert head is not None
-        run = run_to_head(self.done.chain, head, first, values, self._batches[micro_batch], loss_of)
+        batch = self._batches[micro_batch]
+        run = run_to_head(self.done.chain, head, first, values, batch, loss_of, needs_loss=self._output is None)
+        if self._ends is not None:
+            self._ends.append(run)
         weight = 1.0 if self._weights is None else self._weights[micro_batch]
         numbers = torch.tensor([run.factor * weight, run.constant * weight, run.parts], dtype=torch.float64)
         return [run.hidden, run.rows, run.targets, numbers], ""

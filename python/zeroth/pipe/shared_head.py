@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -33,7 +33,7 @@ from zeroth.pipe.layer_specs import TiedLayerSpec
 from zeroth.pipe.list_chain import ListChain
 from zeroth.pipe.stand_in import standing_in
 
-__all__ = ["SharedHead", "find_head", "run_to_head"]
+__all__ = ["SharedHead", "ToHead", "find_head", "run_to_head"]
 
 _WHERE = "pipe.shared_head"
 _KEY = "zeroth.pipeline.vocabulary"
@@ -284,13 +284,57 @@ class ToHead:
     """the loss is that product, and this"""
     parts: int = 1
     """so many ranks have a part of that product; the loss is their sum"""
+    result: Any = None
+    """what the model returned, with stand-ins for logits and the loss"""
+    logits: list[tuple[torch.Tensor, torch.dtype]] = dataclasses.field(default_factory=list)
+    """stand-ins: numbers of rows of the flat logits, with a last dimension of one; and the dtype of what they stand
+    for"""
+    losses: list[tuple[torch.Tensor, torch.Tensor]] = dataclasses.field(default_factory=list)
+    """stand-ins, and what they are at a cross entropy of one"""
+
+    def filled(self, result: Any, logits: torch.Tensor, group: _C.Communicator | None) -> Any:
+        """`result` without stand-ins. `logits`: [..., vocabulary]; `group`: the ranks that have parts of the loss."""
+        flat = logits.flatten(0, -2)
+        there = [(one, flat[one.squeeze(-1)].to(dtype)) for one, dtype in self.logits]
+        if self.losses:
+            sums = flat[self.rows].double() if flat.dtype == torch.float64 else flat[self.rows].float()
+            entropy = self.own_factor * functional.cross_entropy(sums, self.targets, reduction="sum")
+            if self.parts > 1:
+                assert group is not None
+                entropy = sum_of_parts(entropy, group)
+            there += [(one, (one + (at_one - one) * entropy).to(sums.dtype)) for one, at_one in self.losses]
+        return _replaced(result, there)
+
+    own_factor: float = 1.0
+    """of the cross entropy itself: one over the rows that count, or one"""
+
+
+def _replaced(value: Any, there: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    """The same structure with other tensors in the place of some."""
+    if isinstance(value, torch.Tensor):
+        return next((other for one, other in there if one is value), value)
+    if isinstance(value, Mapping):  # the outputs of transformers are such
+        items = {key: _replaced(one, there) for key, one in value.items()}
+        return type(value)(**items) if dataclasses.is_dataclass(value) else items
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_replaced(one, there) for one in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(_replaced(one, there) for one in value)
+    return value
 
 
 def run_to_head(
-    chain: Chain, head: SharedHead, first: int, values: Any, batch: Any, loss_of: Callable[[Any], torch.Tensor | None]
+    chain: Chain,
+    head: SharedHead,
+    first: int,
+    values: Any,
+    batch: Any,
+    loss_of: Callable[[Any], torch.Tensor | None],
+    *,
+    needs_loss: bool = True,
 ) -> ToHead:
     """Layers from `first` on, without the head. Raises Error MODEL for a loss that is no cross entropy of the head's
-    output, by what it does with it."""
+    output, by what it does with it. Without `needs_loss` a model that computes none has no rows that count."""
     tail = _Tail(head)
     try:
         if isinstance(chain, ListChain):
@@ -301,7 +345,7 @@ def run_to_head(
                 result = chain.run(first, len(chain.layers), values, batch)
     finally:
         tail.end()
-    return tail.found(loss_of(result))
+    return tail.found(result, loss_of, needs_loss)
 
 
 def _run_list(chain: ListChain, tail: "_Tail", first: int, values: Any, batch: Any) -> Any:
@@ -343,8 +387,8 @@ class _Tail(TorchFunctionMode):
         super().__init__()
         self.head = head
         self.hidden: torch.Tensor | None = None
-        self._logits: list[torch.Tensor] = []
-        """the stand-in and what was made of it; kept, so that ids stay theirs"""
+        self._logits: list[tuple[torch.Tensor, torch.dtype]] = []
+        """the stand-in and what was made of it, with the dtypes of the logits; kept, so that ids stay theirs"""
         self._losses: list[tuple[torch.Tensor, torch.Tensor]] = []
         """the result of the cross entropy and what was made of it, as if it were 0, and as if it were 1"""
         self._given: tuple[torch.Tensor, torch.Tensor, float] | None = None
@@ -360,7 +404,7 @@ class _Tail(TorchFunctionMode):
             self._refuse("a floating tensor as the input of the head", type(hidden).__name__)
         self.hidden = hidden.view_as(hidden)
         numbers = torch.arange(hidden[..., 0].numel(), device=hidden.device).view(*hidden.shape[:-1], 1)
-        self._logits.append(numbers)
+        self._logits.append((numbers, hidden.dtype))
         self.__enter__()  # type: ignore[no-untyped-call]
         self._entered = True
         return numbers
@@ -381,7 +425,7 @@ class _Tail(TorchFunctionMode):
         if func is functional.cross_entropy:
             return self._cross_entropy(*args, **kwargs)
         if func in _AS_THEY_ARE:
-            return args[0]
+            return self._cast(func, args, kwargs)
         name = getattr(func, "__name__", str(func))
         owner = getattr(getattr(func, "__self__", None), "__name__", "")
         if func in _ROW_VIEWS:
@@ -422,11 +466,27 @@ class _Tail(TorchFunctionMode):
         return total
 
     def _is_logits(self, value: Any) -> bool:
-        return isinstance(value, torch.Tensor) and any(value is one for one in self._logits)
+        return isinstance(value, torch.Tensor) and self._dtype_of(value) is not None
+
+    def _dtype_of(self, value: torch.Tensor) -> torch.dtype | None:
+        return next((dtype for one, dtype in self._logits if one is value), None)
+
+    def _like(self, value: Any) -> Any:
+        """In the place of logits whose dtype and device alone count."""
+        return torch.empty(0, dtype=self._dtype_of(value), device=value.device) if self._is_logits(value) else value
+
+    def _cast(self, func: Any, args: Any, kwargs: Any) -> Any:
+        logits, *rest = args
+        if not self._is_logits(logits):
+            return func(logits, *map(self._like, rest), **kwargs)
+        with torch._C.DisableTorchFunction():
+            dtype = func(self._like(logits), *map(self._like, rest), **kwargs).dtype
+            made = logits.view_as(logits)
+        self._logits.append((made, dtype))
+        return made
 
     def _attribute(self, name: str, func: Any, args: Any) -> Any:
-        assert self.hidden is not None
-        return self.hidden.dtype if name == "dtype" else func(*args)
+        return self._dtype_of(args[0]) if name == "dtype" else func(*args)
 
     def _shape(self, logits: torch.Tensor) -> torch.Size:
         """As of whole logits."""
@@ -458,7 +518,9 @@ class _Tail(TorchFunctionMode):
         if not kept:
             self._refuse("rows of the logits, with all of their columns", func.__name__)
         made: torch.Tensor = func(logits, *rest, **kwargs)
-        self._logits.append(made)
+        dtype = self._dtype_of(logits)
+        assert dtype is not None
+        self._logits.append((made, dtype))
         return made
 
     def _cross_entropy(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -488,17 +550,32 @@ class _Tail(TorchFunctionMode):
         self._losses.append((zero, zero + 1))
         return zero
 
-    def found(self, loss: torch.Tensor | None) -> ToHead:
-        """`loss`: what the run returned."""
+    def found(self, result: Any, loss_of: Callable[[Any], torch.Tensor | None], needs_loss: bool) -> ToHead:
+        """`result`: what the run returned."""
         if self.hidden is None:
             self._refuse("a model that calls its head", "no call")
+        if not needs_loss and self._given is None:
+            none = torch.empty(0, dtype=torch.int64, device=self.hidden.device)
+            return ToHead(self.hidden, none, none, 0.0, 0.0, result=result, logits=self._logits)
+        loss = loss_of(result)
         at_one = self._at_one(loss)
         if self._given is None or loss is None or at_one is None:
             self._refuse("torch.nn.functional.cross_entropy of the logits as the loss", "no call of it")
         if loss.numel() != 1 or loss.requires_grad:
             self._refuse("a loss of the logits alone", "one of other values of the model")
         rows, targets, own = self._given
-        return ToHead(self.hidden, rows, targets, own * (at_one - loss).item(), loss.item(), self._parts)
+        return ToHead(
+            self.hidden,
+            rows,
+            targets,
+            own * (at_one - loss).item(),
+            loss.item(),
+            self._parts,
+            result=result,
+            logits=self._logits,
+            losses=self._losses,
+            own_factor=own,
+        )
 
     def _refuse(self, expected: str, got: object) -> NoReturn:
         _refuse(f"{self.head.path}, what follows it", expected, str(got))

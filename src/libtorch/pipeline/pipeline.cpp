@@ -258,6 +258,16 @@ class Pipeline::Impl {
     return mean_loss(micro_batches);
   }
 
+  at::Tensor logits(const at::Tensor& input) {
+    ZR_CHECK(head_.has_value(), ErrorCode::kUsage, "the stages share no head", {.where = kWhere});
+    ZR_CHECK(!running_ && failed_.empty(), ErrorCode::kUsage, "a step of the pipeline is under way, or was left",
+             {.where = kWhere, .who = own_name(), .hint = "ask for logits between two steps"});
+    const bool is_root = stage_of(options_.program.chunks() - 1) == stages_.rank();
+    ZR_CHECK(!is_root || (input.defined() && input.dim() > 0), ErrorCode::kUsage,
+             "the stage of the last chunk gives no input of the head", {.where = kWhere, .who = own_name()});
+    return head_->logits(input, stages_);
+  }
+
   Result train() {
     begin();
     guarded([&] {
@@ -632,6 +642,9 @@ Pipeline::Result Pipeline::train_batch() {
 }
 double Pipeline::eval_batch(int micro_batches) {
   return impl_->evaluate(micro_batches);
+}
+at::Tensor Pipeline::logits(const at::Tensor& input) {
+  return impl_->logits(input);
 }
 void Pipeline::begin() {
   impl_->begin();

@@ -2,6 +2,7 @@
 
 #include "libtorch/parallel/group_call.h"
 #include "libtorch/pipeline/part_scope.h"
+#include "libtorch/pipeline/stage_values.h"
 
 #include <zeroth/base/error.h>
 
@@ -26,6 +27,7 @@ namespace {
 constexpr const char* kHeadWhere = "libtorch.pipeline";
 constexpr CallName kCallScores{.call = "scores of a shared head", .number = 15};
 constexpr CallName kCallGradient{.call = "gradient of a shared head's input", .number = 16};
+constexpr CallName kCallLogits{.call = "logits of a shared head", .number = 17};
 
 at::Tensor as_wide(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat);
@@ -364,6 +366,33 @@ void SharedHeadRun::finish_scores() {
     combine(micro_batch);
     states_.erase(micro_batch);
   }
+}
+
+at::Tensor SharedHeadRun::logits(const at::Tensor& input, const Communicator& stages) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor shared = shared_by(root_, {input}, stages).at(0).to(head_.weight.device());
+  at::Tensor own;
+  {
+    Gathered weights(runtime_,
+                     head_.bias.defined() ? std::vector<at::Tensor>{head_.weight, head_.bias}
+                                          : std::vector<at::Tensor>{head_.weight},
+                     Writers{});
+    own = at::linear(shared, head_.weight, head_.bias).cpu();
+    weights.finish();
+  }
+  const auto ranks_of_stage = static_cast<std::ptrdiff_t>(head_.beside ? head_.beside->size() : 1);
+  const auto begin = head_.rows.begin();
+  std::vector<std::int64_t> of_stages;
+  for (std::ptrdiff_t stage = 0; stage < stages_; ++stage) {
+    const auto first = begin + stage * ranks_of_stage;
+    of_stages.push_back(std::accumulate(first, first + ranks_of_stage, std::int64_t{0}));
+  }
+  if (head_.beside) {
+    const auto first = begin + stage_ * ranks_of_stage;
+    own = gather_along(own, own.dim() - 1, std::vector<std::int64_t>(first, first + ranks_of_stage), *head_.beside,
+                       kCallLogits);
+  }
+  return gather_along(own, own.dim() - 1, of_stages, RankGroup(stages), kCallLogits).to(head_.weight.device());
 }
 
 void add_scores(StepProgram& forwards) {

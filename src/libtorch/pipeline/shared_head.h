@@ -19,6 +19,7 @@
 #include "libtorch/pipeline/stage_links.h"
 #include "libtorch/runtime.h"
 
+#include <zeroth/comm/communicator.h>
 #include <zeroth/libtorch/pipeline.h>
 #include <zeroth/program/step_program.h>
 
@@ -52,6 +53,8 @@ class SharedHeadRun {
   /// pipelines is that sum.
   [[nodiscard]] double losses() const { return losses_; }
   void forget() noexcept;
+  /// See Pipeline::logits().
+  [[nodiscard]] at::Tensor logits(const at::Tensor& input, const Communicator& stages);
 
  private:
   struct State;

@@ -110,4 +110,25 @@ SentValues read_form(std::string_view form, const std::string& from) {
   return values;
 }
 
+std::vector<at::Tensor> shared_by(int root, std::vector<at::Tensor> tensors, const Communicator& stages) {
+  const bool here = stages.rank() == root;
+  SentValues values;
+  if (here) {
+    for (const at::Tensor& tensor : tensors)
+      values.tensors.push_back(tensor.defined() ? tensor.detach().cpu().contiguous() : tensor);
+    values.has_gradient.assign(tensors.size(), false);
+  }
+  std::string form = here ? form_of(values) : "";
+  auto length = static_cast<std::int64_t>(form.size());
+  stages.broadcast(std::span(&length, 1), root);
+  form.resize(static_cast<std::size_t>(length));
+  stages.broadcast(std::span(reinterpret_cast<std::uint8_t*>(form.data()), form.size()), root);
+  if (!here) values = read_form(form, "stage " + std::to_string(root));
+  for (const at::Tensor& tensor : values.tensors) {
+    if (!tensor.defined() || tensor.nbytes() == 0) continue;
+    stages.broadcast(std::span(static_cast<std::uint8_t*>(tensor.mutable_data_ptr()), tensor.nbytes()), root);
+  }
+  return std::move(values.tensors);
+}
+
 }  // namespace zeroth::libtorch

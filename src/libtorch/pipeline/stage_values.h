@@ -1,6 +1,7 @@
 // Descriptions of values on their way between stages: dtypes, shapes, and which of them have gradients.
 #pragma once
 
+#include <zeroth/comm/communicator.h>
 #include <zeroth/libtorch/pipeline.h>
 
 #include <cstddef>
@@ -25,5 +26,8 @@ struct SentValues {
 /// Values of this form, their tensors with memory of the host that is not written yet. Throws kMismatch with `from` for
 /// bytes that form_of() does not write; no size in them is trusted.
 [[nodiscard]] SentValues read_form(std::string_view form, const std::string& from);
+
+/// The tensors of stage `root`, on all stages, in memory of the host; others give anything. Collective, blocks.
+[[nodiscard]] std::vector<at::Tensor> shared_by(int root, std::vector<at::Tensor> tensors, const Communicator& stages);
 
 }  // namespace zeroth::libtorch
