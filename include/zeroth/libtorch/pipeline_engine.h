@@ -39,9 +39,9 @@ class PipelineEngine : public EngineBase {
   /// dimensions and their dtype; and all ranks must answer alike.
   ///
   /// Throws, before it changes the model: kUsage for no layers, bounds that do not fit, and a schedule that there is
-  /// not; kModel for a parameter of the model that is in no layer, and one of a layer that the model has not; kConfig
-  /// for a mesh that does not fit the ranks; kMismatch for ranks with other layers or bounds. Then what other engines
-  /// throw.
+  /// not; kModel for a parameter of the model that is in no layer, one of a layer that the model has not, and a last
+  /// layer that the stages are to share and cannot; kConfig for a mesh that does not fit the ranks; kMismatch for ranks
+  /// with other layers or bounds. Then what other engines throw.
   PipelineEngine(std::shared_ptr<torch::nn::Module> model, std::vector<Layer> layers, Config config, const World& world,
                  EngineOptions options = {}, std::vector<int> bounds = {});
   PipelineEngine(PipelineEngine&&) noexcept;
@@ -59,7 +59,7 @@ class PipelineEngine : public EngineBase {
   double eval_batch(std::vector<MicroBatch> micro_batches, std::vector<double> weights = {});
   /// What the last layer returns, on all stages, without gradients. It may be anything, not only a loss: logits, where
   /// there are no targets. Collective over all ranks, blocks; each pipeline has its own micro-batch. Wire: the outputs
-  /// once to each stage.
+  /// once to each stage; of a head that stages share, its input, and each stage's logits to all others.
   Tensors outputs(MicroBatch batch);
 
   /// For loops of the caller's own: give(micro_batches), then pipeline().begin(), run() of each action, and end().

@@ -8,11 +8,14 @@
 //                     },
 //                     .modules = {net->head.ptr()}});
 //
+// A language model ends with cross_entropy_head("head", net->head) instead: a head of which all stages may have rows.
+//
 // Which parameters a layer uses is what its modules hold, and what it lists beside them. A parameter of several layers
 // is a tied weight: the stages of all of them have it, and its gradients are summed once.
 #pragma once
 
 #include <zeroth/base/error.h>
+#include <zeroth/libtorch/rank_group.h>
 #include <zeroth/libtorch/unit.h>
 
 #include <ATen/core/Tensor.h>
@@ -20,6 +23,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -28,6 +32,10 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+namespace torch::nn {
+class Linear;
+}  // namespace torch::nn
 
 namespace zeroth::libtorch {
 
@@ -44,6 +52,14 @@ struct MicroBatch {
 /// more. The last layer of the model returns the loss, one element, as its first tensor.
 using LayerForward = std::function<Tensors(const Tensors& values, const MicroBatch& batch)>;
 
+/// What cross_entropy_head() says of its layer, so that stages can share it.
+struct CrossEntropyHead {
+  at::Tensor weight{};  ///< [classes, features]
+  at::Tensor bias{};    ///< [classes], or undefined
+  std::int64_t ignore_index = -100;
+  std::optional<RankGroup> sequence{};
+};
+
 struct Layer {
   std::string name{};  ///< for messages
   LayerForward forward{};
@@ -51,6 +67,8 @@ struct Layer {
   Tensors parameters{};                                       ///< that it uses beside those
   /// Of the layer when layers are cut into chunks, in the unit of parameters; unset: its parameters.
   std::optional<double> cost{};
+  /// Only of the last layer: see cross_entropy_head().
+  std::optional<CrossEntropyHead> head{};
 };
 
 namespace detail {
@@ -95,6 +113,14 @@ template <class Holder>
   };
   return made;
 }
+
+/// The last layer of a language model: a linear head, and the mean cross entropy of its output with
+/// MicroBatch::targets[0], int64, as many as the value, [..., features], has rows; targets of `ignore_index` do not
+/// count. Of 16-bit logits the loss is computed in float32. Without targets it returns the logits. `sequence`: ranks
+/// with other rows of the same sample and their targets, those of the axis sp; the mean is over the rows of all. With
+/// zeroth.pipeline.vocabulary other than "whole" every stage has rows of the matrix, and no rank has all logits.
+[[nodiscard]] Layer cross_entropy_head(std::string name, Unit<torch::nn::Linear> head, std::int64_t ignore_index = -100,
+                                       std::optional<RankGroup> sequence = std::nullopt);
 
 /// The modules of a torch::nn::Sequential, each a layer that takes one tensor and returns one.
 template <class Sequential>

@@ -2,16 +2,18 @@
 
 #include "libtorch/model_scan.h"
 #include "libtorch/pipeline/layer_list.h"
-#include "libtorch/pipeline/stage_values.h"
 #include "libtorch/runtime.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/engine/settings.h>
+#include <zeroth/parallel/slices.h>
 #include <zeroth/program/passes.h>
 #include <zeroth/program/schedules.h>
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <functional>
@@ -23,13 +25,17 @@ namespace {
 
 constexpr const char* kStagesWhere = "libtorch.pipeline";
 
+/// One stage has all rows.
+bool shares_head(const Config& config) {
+  return config.pipeline.vocabulary != "whole" && config.mesh.pp > 1;
+}
+
+Vocabulary vocabulary_of(const Config& config) {
+  if (!shares_head(config)) return Vocabulary::kNone;
+  return config.pipeline.vocabulary == "one_barrier" ? Vocabulary::kOneBarrier : Vocabulary::kTwoBarriers;
+}
+
 StepProgram program_of(const Config& config, int world) {
-  ZR_CHECK(config.pipeline.vocabulary == "whole", ErrorCode::kConfig, "a list of layers has no head to share",
-           {.where = kStagesWhere,
-            .which = "/zeroth/pipeline/vocabulary",
-            .expected = "whole",
-            .got = config.pipeline.vocabulary,
-            .hint = "zeroth.pipeline() of Python shares the head of a model over its stages"});
   const StepProgram schedule = make_schedule(config.pipeline.schedule, {.ranks = config.mesh.pp,
                                                                         .micro_batches = micro_steps_of(config, world),
                                                                         .chunks_per_rank = config.pipeline.chunks});
@@ -39,7 +45,8 @@ StepProgram program_of(const Config& config, int world) {
                                      : unshard == "micro_batch" ? Gathers::kPerMicroBatch
                                                                 : Gathers::kNone,
                           .recompute = recomputes,
-                          .offload_activations = recomputes && config.activations.tier() != "none"});
+                          .offload_activations = recomputes && config.activations.tier() != "none",
+                          .vocabulary = vocabulary_of(config)});
 }
 
 /// The ranks of the mesh; a pipeline of one stage is an axis too.
@@ -120,10 +127,6 @@ Tensors run(const Layer& layer, const Tensors& values, const MicroBatch& batch, 
   }
 }
 
-std::span<std::uint8_t> writable_bytes(const at::Tensor& tensor) {
-  return {static_cast<std::uint8_t*>(tensor.mutable_data_ptr()), tensor.nbytes()};
-}
-
 }  // namespace
 
 LayerStages::LayerStages(torch::nn::Module& model, std::vector<Layer> layers, const Config& config, const World& world,
@@ -131,18 +134,21 @@ LayerStages::LayerStages(torch::nn::Module& model, std::vector<Layer> layers, co
     : layers_(std::move(layers)) {
   require_layers(layers_);
   config.validate();
+  shares_head_ = shares_head(config);
   program_ = program_of(config, world.size());
   const bool given = !bounds.empty();
   if (given) {
     require_bounds(bounds, program_.chunks(), layers_.size());
   } else {
-    bounds = cut(layers_, program_.chunks(), config.pipeline.split);
+    bounds = cut(costed_layers(), program_.chunks(), config.pipeline.split);
   }
   require_all_parameters(model);
   const Mesh mesh = mesh_with_stages(config, world);
   bounds_ = agree(std::move(bounds), given, mesh.world());
   ranks_of_stage_ = world.size() / program_.ranks();
   ranks_.emplace(mesh.axis(kPipelineAxis));
+  if (shares_head_ && config.mesh.tp > 1) beside_.emplace(mesh.axis("tp"));
+  if (shares_head_) require_head();
   if (config.pipeline.scatter && config.mesh.tp > 1 && config.mesh.norms == "whole") copies_.emplace(mesh.axis("tp"));
   if (program_.ranks() > 1) give_away(model, options);
 }
@@ -174,6 +180,101 @@ void LayerStages::require_all_parameters(const torch::nn::Module& model) const {
   }
 }
 
+std::vector<Layer> LayerStages::costed_layers() const {
+  std::vector<Layer> costed = layers_;
+  if (shares_head_) costed.back().cost = 0.0;  // all stages have a part of it
+  return costed;
+}
+
+void LayerStages::require_head() const {
+  const Layer& last = layers_.back();
+  ZR_CHECK(last.head.has_value(), ErrorCode::kModel, "the last layer of a pipeline is no head that stages can share",
+           {.where = kStagesWhere,
+            .which = "layer " + last.name,
+            .expected = "cross_entropy_head()",
+            .got = "another layer",
+            .hint = "or zeroth.pipeline.vocabulary = \"whole\""});
+  for (std::size_t number = 0; number + 1 < layers_.size(); ++number) {
+    const bool tied = std::ranges::any_of(parameters_of(layers_[number]),
+                                          [&](const at::Tensor& one) { return is_of_shared_head(one); });
+    ZR_CHECK(!tied, ErrorCode::kModel, "stages cannot share a head whose parameters another layer uses",
+             {.where = kStagesWhere,
+              .which = "layer " + last.name,
+              .expected = "a weight of its own",
+              .got = "one that layer " + layers_[number].name + " uses, too",
+              .hint = "zeroth.pipeline.vocabulary = \"whole\"; zeroth.pipeline() of Python shares tied heads"});
+  }
+  const std::int64_t rows = last.head->weight.size(0);
+  const int ranks = ranks_->size() * (beside_ ? beside_->size() : 1);
+  ZR_CHECK(rows >= ranks, ErrorCode::kModel, "a head has fewer rows than ranks that share it",
+           {.where = kStagesWhere,
+            .which = "layer " + last.name,
+            .expected = std::to_string(ranks) + " or more, one for each rank of pp and tp",
+            .got = std::to_string(rows)});
+}
+
+bool LayerStages::is_of_shared_head(const at::Tensor& parameter) const {
+  if (!shares_head_) return false;
+  const CrossEntropyHead& head = *layers_.back().head;
+  return parameter.is_same(head.weight) || (head.bias.defined() && parameter.is_same(head.bias));
+}
+
+ParameterBox LayerStages::take_rows(const at::Tensor& parameter) const {
+  const int beside = beside_ ? beside_->size() : 1;
+  const int own = ranks_->rank() * beside + (beside_ ? beside_->rank() : 0);
+  const std::vector<std::int64_t> rows = slice_sizes(parameter.size(0), ranks_->size() * beside);
+  const std::int64_t begin = std::accumulate(rows.begin(), rows.begin() + own, std::int64_t{0});
+  ParameterBox box{.logical_shape = parameter.sizes().vec(),
+                   .offset = std::vector<std::int64_t>(static_cast<std::size_t>(parameter.dim()), 0),
+                   .axes = {.distinct = beside_ ? "tp" : std::string(kPipelineAxis), .stages = {ranks_->rank()}}};
+  box.offset[0] = begin;
+  at::Tensor(parameter).set_data(parameter.detach().narrow(0, begin, rows[static_cast<std::size_t>(own)]).clone());
+  return box;
+}
+
+std::vector<std::int64_t> LayerStages::shared_rows() const {
+  const ParameterBox& whole = boxes_.at(layers_.back().head->weight.unsafeGetTensorImpl());
+  return slice_sizes(whole.logical_shape[0], ranks_->size() * (beside_ ? beside_->size() : 1));
+}
+
+std::optional<SharedHead> LayerStages::head(const Runtime& runtime) const {
+  if (!shares_head_) return std::nullopt;
+  const CrossEntropyHead& own = *layers_.back().head;
+  return SharedHead{.unit = runtime.units_of({own.weight}).at(0),
+                    .weight = own.weight,
+                    .bias = own.bias,
+                    .rows = shared_rows(),
+                    .beside = beside_};
+}
+
+ChunkValues LayerStages::to_head(const Tensors& values, int micro_batch) {
+  const Layer& last = layers_.back();
+  const bool fits = values.size() == 1 && values[0].defined() && values[0].dim() > 0;
+  ZR_CHECK(fits, ErrorCode::kModel, "the head that stages share is given other values than its input",
+           {.where = kStagesWhere,
+            .which = "layer " + last.name,
+            .expected = "one tensor, [..., features]",
+            .got = look_of(values)});
+  const at::Tensor& input = values[0];
+  at::Tensor numbers = at::zeros({3}, at::kDouble);  // factor, constant, parts
+  numbers[2] = last.head->sequence ? last.head->sequence->size() : 1;
+  if (keeps_outputs_) {
+    outputs_ = values;
+    const at::Tensor none = at::empty({0}, input.options().dtype(at::kLong));
+    return {.tensors = {input, none, none, numbers}};
+  }
+  const at::NoGradGuard no_grad;
+  const MicroBatch& batch = batches_[static_cast<std::size_t>(micro_batch)];
+  const at::Tensor targets =
+      targets_of(last.name, batch,
+                 c10::multiply_integers(input.sizes().slice(0, static_cast<std::size_t>(input.dim()) - 1)))
+          .to(input.device());
+  const at::Tensor rows = targets.ne(last.head->ignore_index).nonzero().squeeze(1);
+  const double weight = weights_.empty() ? 1.0 : weights_[static_cast<std::size_t>(micro_batch)];
+  numbers[0] = weight / targets_that_count(*last.head, targets);  // no number without any, as the mean of none
+  return {.tensors = {input, rows, targets.index_select(0, rows), numbers}};
+}
+
 std::span<const Layer> LayerStages::layers_of_chunk(int chunk) const {
   const auto begin = static_cast<std::size_t>(bounds_[static_cast<std::size_t>(chunk)]);
   const auto end = static_cast<std::size_t>(bounds_[static_cast<std::size_t>(chunk) + 1]);
@@ -198,6 +299,10 @@ void LayerStages::give_away(torch::nn::Module& model, const EngineOptions& optio
     const at::Tensor& parameter = item.value();
     if (!parameter.defined() || boxes_.contains(parameter.unsafeGetTensorImpl())) continue;
     const std::string name = plain_name(item.key());
+    if (is_of_shared_head(parameter)) {
+      boxes_.emplace(parameter.unsafeGetTensorImpl(), take_rows(parameter));
+      continue;
+    }
     const auto known = own.find(name);
     ParameterBox box = known != own.end() ? known->second : ParameterBox{};
     if (options.box_of) box = options.box_of(name, parameter).value_or(std::move(box));
@@ -227,8 +332,8 @@ std::vector<std::vector<int>> LayerStages::units_of_chunks(const Runtime& runtim
   for (int chunk = 0; chunk < program_.chunks(); ++chunk) {
     Tensors parameters;
     for (const Layer& layer : layers_of_chunk(chunk)) {
-      const Tensors own = parameters_of(layer);
-      parameters.insert(parameters.end(), own.begin(), own.end());
+      for (const at::Tensor& parameter : parameters_of(layer))
+        if (!is_of_shared_head(parameter)) parameters.push_back(parameter);  // V_ actions use them
     }
     units.push_back(runtime.units_of(parameters));
   }
@@ -288,8 +393,12 @@ ChunkValues LayerStages::forward(int chunk, int micro_batch, ChunkValues inputs)
             .hint = "give() them before the step begins"});
   const MicroBatch& batch = batches_[static_cast<std::size_t>(micro_batch)];
   Tensors values = chunk == 0 ? batch.inputs : std::move(inputs.tensors);
-  for (const Layer& layer : layers_of_chunk(chunk)) values = run(layer, values, batch, micro_batch);
-  if (chunk + 1 == program_.chunks()) {
+  const bool ends = chunk + 1 == program_.chunks();
+  std::span<const Layer> layers = layers_of_chunk(chunk);
+  if (ends && shares_head_) layers = layers.first(layers.size() - 1);
+  for (const Layer& layer : layers) values = run(layer, values, batch, micro_batch);
+  if (ends && shares_head_) return to_head(values, micro_batch);
+  if (ends) {
     if (keeps_outputs_) {
       outputs_ = std::move(values);
       values = {at::zeros({1})};
@@ -310,22 +419,8 @@ void LayerStages::require_loss(const Tensors& values) const {
             .hint = "outputs() runs models whose last layer returns something else"});
 }
 
-Tensors LayerStages::share_outputs() {
-  const int last = program_.rank_of_chunk.back();
-  const bool here = ranks_->rank() == last;
-  SentValues values{.tensors = std::exchange(outputs_, {})};
-  for (at::Tensor& tensor : values.tensors) tensor = tensor.defined() ? tensor.contiguous() : tensor;
-  values.has_gradient.assign(values.tensors.size(), false);
-  std::string form = here ? form_of(values) : "";
-  auto length = static_cast<std::int64_t>(form.size());
-  ranks_->broadcast(std::span(&length, 1), last);
-  form.resize(static_cast<std::size_t>(length));
-  ranks_->broadcast(std::span(reinterpret_cast<std::uint8_t*>(form.data()), form.size()), last);
-  if (!here) values = read_form(form, "stage " + std::to_string(last));
-  for (const at::Tensor& tensor : values.tensors) {
-    if (tensor.defined() && tensor.nbytes() > 0) ranks_->broadcast(writable_bytes(tensor), last);
-  }
-  return std::move(values.tensors);
+Tensors LayerStages::end_of_head(const at::Tensor& logits, const MicroBatch& batch) const {
+  return libtorch::end_of_head(layers_.back().name, *layers_.back().head, logits, batch);
 }
 
 std::string LayerStages::describe() const {
@@ -339,6 +434,10 @@ std::string LayerStages::describe() const {
       text += (text.back() == ':' ? " chunk " : "; chunk ") + std::to_string(chunk) + ": " + own.front().name;
       if (own.size() > 1) text += " to " + own.back().name;
     }
+  }
+  if (shares_head_) {
+    const std::vector<std::int64_t> rows = shared_rows();
+    text += "\n  all stages: " + layers_.back().name + ", " + c10::str(c10::IntArrayRef(rows)) + " rows";
   }
   return text;
 }

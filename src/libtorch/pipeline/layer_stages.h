@@ -39,10 +39,13 @@ class LayerStages {
   void require_count(std::size_t count) const;
   /// The layers of a chunk on a micro-batch.
   [[nodiscard]] ChunkValues forward(int chunk, int micro_batch, ChunkValues inputs);
-  /// While it is on, what the last layer returns is kept, and no loss is wanted of it.
+  /// While it is on, what the last layer returns is kept, or of a head that stages share its input, and no loss is
+  /// wanted of it.
   void keep_outputs(bool on) { keeps_outputs_ = on; }
-  /// What was kept, on all stages. Collective over them.
-  [[nodiscard]] Tensors share_outputs();
+  /// What was kept, and is given away.
+  [[nodiscard]] Tensors take_outputs() { return std::exchange(outputs_, {}); }
+  /// What the last layer would have returned of the micro-batch: its head's logits, or the loss of them.
+  [[nodiscard]] Tensors end_of_head(const at::Tensor& logits, const MicroBatch& batch) const;
 
   [[nodiscard]] std::string describe() const;
   /// PipelineOptions::buffer_owners.
@@ -53,6 +56,8 @@ class LayerStages {
   [[nodiscard]] const std::vector<int>& bounds() const { return bounds_; }
   /// Those of this rank's pipeline, a stage each.
   [[nodiscard]] const Communicator& ranks() const { return *ranks_; }
+  /// PipelineOptions::head.
+  [[nodiscard]] std::optional<SharedHead> head(const Runtime& runtime) const;
   /// PipelineOptions::copies.
   [[nodiscard]] const std::optional<Communicator>& copies() const { return copies_; }
 
@@ -64,11 +69,25 @@ class LayerStages {
   /// Empties the parameters of other stages, and keeps what they are of the whole model.
   void give_away(torch::nn::Module& model, const EngineOptions& options);
   void require_loss(const Tensors& values) const;
+  /// Of a configuration whose stages share it: the last layer is a head, with rows for all, whose parameters no other
+  /// layer uses.
+  void require_head() const;
+  [[nodiscard]] bool is_of_shared_head(const at::Tensor& parameter) const;
+  /// Of the head, of each rank that shares it, stage after stage.
+  [[nodiscard]] std::vector<std::int64_t> shared_rows() const;
+  /// As cut() is to see them.
+  [[nodiscard]] std::vector<Layer> costed_layers() const;
+  /// Leaves this rank's rows.
+  [[nodiscard]] ParameterBox take_rows(const at::Tensor& parameter) const;
+  /// What the executor is to know of the head's input; see SharedHead.
+  [[nodiscard]] ChunkValues to_head(const Tensors& values, int micro_batch);
 
   std::vector<Layer> layers_;
   StepProgram program_;
   std::vector<int> bounds_;
   int ranks_of_stage_ = 1;
+  bool shares_head_ = false;
+  std::optional<RankGroup> beside_;  ///< ranks of a stage that share its rows of the head once more
   std::optional<Communicator> ranks_;
   std::optional<Communicator> copies_;
   std::map<const at::TensorImpl*, ParameterBox> boxes_;

@@ -1,9 +1,12 @@
 #include "libtorch/pipeline/layer_stages.h"
+#include "libtorch/pipeline/stage_values.h"
 #include "libtorch/runtime.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/log.h>
 #include <zeroth/libtorch/pipeline_engine.h>
+
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <cmath>
@@ -45,7 +48,8 @@ PipelineEngine::PipelineEngine(std::shared_ptr<LayerStages> stages, std::shared_
                       .buffers = [stages = stages_](int chunk) { return stages->buffers_of(chunk); },
                       .saved = saved_tensors_of(*runtime()),
                       .buffer_owners = stages_->buffer_owners(*model),
-                      .copies = stages_->copies()});
+                      .copies = stages_->copies(),
+                      .head = stages_->head(*runtime())});
 }
 
 PipelineEngine::PipelineEngine(PipelineEngine&&) noexcept = default;
@@ -82,7 +86,7 @@ double PipelineEngine::eval_batch(std::vector<MicroBatch> micro_batches, std::ve
 }
 
 Tensors PipelineEngine::outputs(MicroBatch batch) {
-  stages_->give({std::move(batch)});
+  stages_->give({batch});
   stages_->keep_outputs(true);
   try {
     static_cast<void>(pipeline_->eval_batch(1));
@@ -92,7 +96,12 @@ Tensors PipelineEngine::outputs(MicroBatch batch) {
   }
   stages_->keep_outputs(false);
   stages_->give({});
-  return stages_->share_outputs();
+  Tensors kept = stages_->take_outputs();
+  if (pipeline_->program().shares_head()) {
+    const at::NoGradGuard no_grad;
+    return stages_->end_of_head(pipeline_->logits(kept.empty() ? at::Tensor() : kept[0]), batch);
+  }
+  return shared_by(pipeline_->program().rank_of_chunk.back(), std::move(kept), stages_->ranks());
 }
 
 void PipelineEngine::give(std::vector<MicroBatch> micro_batches) {

@@ -4,6 +4,7 @@
 
 #include <zeroth/comm/mesh.h>
 #include <zeroth/engine/settings.h>
+#include <zeroth/libtorch/collectives.h>
 #include <zeroth/libtorch/pipeline_engine.h>
 #include <zeroth/libtorch/tensor_parallel.h>
 
@@ -18,6 +19,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,6 +40,7 @@ constexpr std::int64_t kVocabulary = 11;
 constexpr std::int64_t kFeatures = 8;
 constexpr std::int64_t kHidden = 12;
 constexpr int kSteps = 3;
+constexpr std::int64_t kIgnored = 4;  ///< a target that does not count, for heads of cross_entropy_head()
 
 Tensor values(std::vector<std::int64_t> shape, std::uint64_t seed) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
@@ -63,9 +66,15 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-/// An embedding that the head uses too, or not.
+enum class Head : std::uint8_t {
+  kTied,    ///< the embedding's matrix
+  kOwn,     ///< a matrix of its own
+  kShared,  ///< cross_entropy_head()
+};
+
 struct TextImpl : torch::nn::Module {
-  TextImpl(int layers, const RankGroup& tp, bool tied = true) {
+  TextImpl(int layers, const RankGroup& tp, Head kind = Head::kTied, std::optional<RankGroup> sequence = std::nullopt)
+      : kind_(kind), sequence_(std::move(sequence)) {
     embedding->weight.set_data(values({kVocabulary, kFeatures}, 1));
     register_module("embedding", embedding);
     for (int block = 0; block < layers; ++block) {
@@ -75,7 +84,13 @@ struct TextImpl : torch::nn::Module {
     register_module("norm", norm);
     norm->to(torch::kFloat64);
     head = embedding->weight;
-    if (!tied) head = register_parameter("head", values({kVocabulary, kFeatures}, 2));
+    if (kind == Head::kOwn) head = register_parameter("head", values({kVocabulary, kFeatures}, 2));
+    if (kind != Head::kShared) return;
+    torch::nn::Linear linear(kFeatures, kVocabulary);
+    linear->weight.set_data(values({kVocabulary, kFeatures}, 2));
+    linear->bias.set_data(values({kVocabulary}, 3));
+    shared = libtorch::Unit<torch::nn::Linear>(linear);
+    register_module("shared", shared);
   }
   std::vector<Layer> layers() {
     std::vector<Layer> list;
@@ -86,6 +101,15 @@ struct TextImpl : torch::nn::Module {
                     },
                     .modules = {embedding.ptr()}});
     for (auto& block : blocks) list.push_back(libtorch::layer("block" + std::to_string(list.size() - 1), block));
+    if (kind_ == Head::kShared) {
+      list.push_back({.name = "norm",
+                      .forward = [norm = norm](const Tensors& in, const MicroBatch&) mutable -> Tensors {
+                        return {norm(in[0] + in[1])};
+                      },
+                      .modules = {norm.ptr()}});
+      list.push_back(libtorch::cross_entropy_head("head", shared, kIgnored, sequence_));
+      return list;
+    }
     list.push_back(
         {.name = "head",
          .forward = [norm = norm, weight = head](const Tensors& in, const MicroBatch& batch) mutable -> Tensors {
@@ -101,6 +125,11 @@ struct TextImpl : torch::nn::Module {
   std::vector<libtorch::Unit<Block>> blocks{};
   torch::nn::LayerNorm norm{torch::nn::LayerNormOptions({kFeatures})};
   Tensor head{};
+  libtorch::Unit<torch::nn::Linear> shared{nullptr};
+
+ private:
+  Head kind_;
+  std::optional<RankGroup> sequence_;
 };
 TORCH_MODULE(Text);
 
@@ -133,12 +162,12 @@ Tensors run(const std::vector<Layer>& layers, const MicroBatch& batch) {
 }
 
 /// One process, torch's autograd and optimizer.
-Trained trained_plainly(int blocks, int micro_batches) {
+Trained trained_plainly(int blocks, int micro_batches, Head head = Head::kTied) {
   Trained trained;
   run_world(1, [&](const World& world) {
     at::set_num_threads(1);
     const Mesh mesh = world.mesh({{{"tp", 1}}});
-    Text model(blocks, RankGroup(mesh.axis("tp")));
+    Text model(blocks, RankGroup(mesh.axis("tp")), head);
     const std::vector<Layer> layers = model->layers();
     torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
     for (int step = 0; step < kSteps; ++step) {
@@ -170,13 +199,16 @@ struct Row {
   int pp = 2;
   int dp = 1;
   int tp = 1;
+  int sp = 1;  ///< ranks with parts of the sequences, for a head of cross_entropy_head()
   int micro = 4;
   int stage = 1;
   std::string unshard = "micro_batch";
   std::string split = "balanced";
   std::vector<int> bounds{};
   bool recompute = false;
-  bool files = false;  ///< what a recompute needs rests there
+  bool files = false;        ///< what a recompute needs rests there
+  std::string vocabulary{};  ///< of a model with a head of cross_entropy_head()
+  [[nodiscard]] Head head() const { return vocabulary.empty() ? Head::kTied : Head::kShared; }
 };
 
 Config config_of(const Row& row) {
@@ -189,10 +221,12 @@ Config config_of(const Row& row) {
   config.zero.stage = row.stage;
   config.mesh.pp = row.pp;
   config.mesh.tp = row.tp;
+  config.mesh.sp = row.sp;
   config.pipeline.schedule = row.schedule;
   config.pipeline.unshard = row.unshard;
   config.pipeline.split = row.split;
   config.pipeline.recompute = row.recompute;
+  if (!row.vocabulary.empty()) config.pipeline.vocabulary = row.vocabulary;
   if (row.files) {
     config.activations.device = "nvme";
     config.activations.nvme_path = testing::TempDir();
@@ -216,6 +250,17 @@ std::vector<MicroBatch> own_batches(int step, int data_rank, int count) {
   std::vector<MicroBatch> batches;
   for (int number = 0; number < count; ++number) batches.push_back(micro_batch(step, data_rank * count + number));
   return batches;
+}
+
+/// Of dim 1, the rank's part.
+Tensor slice_of(const Tensor& whole, const std::optional<RankGroup>& sequence) {
+  return sequence ? libtorch::split_to_group(whole, 1, *sequence) : whole;
+}
+
+void take_slice(MicroBatch& batch, const std::optional<RankGroup>& sequence) {
+  const torch::NoGradGuard no_grad;
+  for (Tensor& one : batch.inputs) one = slice_of(one, sequence);
+  for (Tensor& one : batch.targets) one = slice_of(one, sequence);
 }
 
 void require_close(double got, double expected, const std::string& what) {
@@ -243,7 +288,13 @@ void train_in_stages(const Row& row, const Trained& expected, const World& world
   const Config config = config_of(row);
   const MeshPlace place(mesh_of(config, world.size()), world.rank(), world.size());
   const Mesh mesh = mesh_for(config, world);
-  Text model(4, RankGroup(mesh.axis("tp")));
+  const auto sequence = row.sp > 1 ? std::optional(RankGroup(mesh.axis("sp"))) : std::nullopt;
+  Text model(4, RankGroup(mesh.axis("tp")), row.head(), sequence);
+  const auto own_batches = [&](int step, int data_rank, int count) {
+    std::vector<MicroBatch> batches = test::own_batches(step, data_rank, count);
+    for (MicroBatch& batch : batches) take_slice(batch, sequence);
+    return batches;
+  };
   PipelineEngine engine(model.ptr(), model->layers(), config, world, quiet(), row.bounds);
   require_own_parameters(model, engine, engine.pipeline().stage());
   const int data_rank = place.coordinate("dp");
@@ -261,10 +312,24 @@ void train_in_stages(const Row& row, const Trained& expected, const World& world
   }
   if (row.dp == 1) require_close(engine.eval_batch(own_batches(50, 0, 5)), expected.held_out, "held-out loss");
   require_close(engine.eval_batch(own_batches(50, 0, 2), {3, 1}), expected.weighted, "weighted loss");
-  const Tensors outputs = engine.outputs({.inputs = micro_batch(60, 0).inputs});
-  require(outputs.size() == 2 && torch::equal(outputs[1], expected.logits.argmax(-1)), "what the last layer returns");
-  require_close(outputs[0], expected.logits, "logits");
+  MicroBatch alone{.inputs = micro_batch(60, 0).inputs};
+  take_slice(alone, sequence);
+  const Tensors outputs = engine.outputs(alone);
+  const bool two = row.head() == Head::kTied;
+  require(outputs.size() == (two ? 2 : 1), "what the last layer returns");
+  require(!two || torch::equal(outputs[1], expected.logits.argmax(-1)), "the other thing that the last layer returns");
+  require_close(outputs[0], slice_of(expected.logits, sequence), "logits");
   for (const auto& [name, weight] : expected.weights) require_close(engine.full(name), weight, name);
+}
+
+void expect_stages_train_as(const Trained& expected, const std::vector<Row>& rows) {
+  for (const Row& row : rows) {
+    SCOPED_TRACE(row.schedule + ", " + std::to_string(row.pp) + " stages, ZeRO-" + std::to_string(row.stage) + " " +
+                 row.vocabulary);
+    const RankReport report = try_world(row.pp * row.dp * row.tp * row.sp,
+                                        [&](const World& world) { train_in_stages(row, expected, world); });
+    EXPECT_TRUE(report.ok()) << report.text();
+  }
 }
 
 TEST(PipelineEngine, StagesTrainAsOneProcessDoes) {
@@ -281,12 +346,24 @@ TEST(PipelineEngine, StagesTrainAsOneProcessDoes) {
       {.schedule = "zb-h1", .stage = 3, .recompute = true},
       {.schedule = "gpipe", .stage = 2, .recompute = true, .files = true},
   };
-  for (const Row& row : rows) {
-    SCOPED_TRACE(row.schedule + ", " + std::to_string(row.pp) + " stages, ZeRO-" + std::to_string(row.stage));
-    const RankReport report =
-        try_world(row.pp * row.dp * row.tp, [&](const World& world) { train_in_stages(row, four, world); });
-    EXPECT_TRUE(report.ok()) << report.text();
-  }
+  expect_stages_train_as(four, rows);
+}
+
+TEST(PipelineEngine, StagesThatShareAHeadTrainAsOneProcessDoes) {
+  expect_stages_train_as(trained_plainly(4, 4, Head::kShared),
+                         {{.vocabulary = "two_barriers"},
+                          {.schedule = "zb-h1", .stage = 3, .vocabulary = "one_barrier"},
+                          {.schedule = "zb-v", .stage = 2, .bounds = {0, 2, 3, 5, 7}, .vocabulary = "two_barriers"},
+                          {.pp = 3, .stage = 3, .unshard = "step", .vocabulary = "one_barrier"},
+                          {.pp = 1, .stage = 3, .vocabulary = "two_barriers"},
+                          {.dp = 2, .micro = 2, .stage = 3, .vocabulary = "two_barriers"},
+                          {.tp = 2, .stage = 2, .vocabulary = "one_barrier"},
+                          {.sp = 2, .stage = 3, .vocabulary = "two_barriers"},
+                          {.schedule = "zb-h1", .sp = 2, .stage = 1, .vocabulary = "one_barrier"},
+                          {.sp = 2, .stage = 2, .vocabulary = "whole"},
+                          {.schedule = "gpipe", .tp = 2, .stage = 3, .vocabulary = "two_barriers"},
+                          {.stage = 1, .recompute = true, .vocabulary = "two_barriers"},
+                          {.vocabulary = "whole"}});
 }
 
 TEST(PipelineEngine, WithoutTiedWeightsStagesHaveTheBitsOfOne) {
@@ -296,7 +373,7 @@ TEST(PipelineEngine, WithoutTiedWeightsStagesHaveTheBitsOfOne) {
     run_world(row.pp, [&](const World& world) {
       at::set_num_threads(1);
       const Mesh mesh = mesh_for(config_of(row), world);
-      Text model(4, RankGroup(mesh.axis("tp")), /*tied=*/false);
+      Text model(4, RankGroup(mesh.axis("tp")), Head::kOwn);
       PipelineEngine engine(model.ptr(), model->layers(), config_of(row), world, quiet());
       std::vector<double> own;
       for (int step = 0; step < kSteps; ++step) {
@@ -414,6 +491,17 @@ TEST(PipelineEngine, StatisticsOfALayerAreThoseOfItsStage) {
   for (const Tensor& got : values_after(2)) EXPECT_TRUE(torch::equal(got, expected));
 }
 
+TEST(PipelineEngine, SaysWhoHasRowsOfTheHead) {
+  run_world(2, [&](const World& world) {
+    const Row row{.vocabulary = "one_barrier"};
+    const Mesh mesh = mesh_for(config_of(row), world);
+    Text model(4, RankGroup(mesh.axis("tp")), Head::kShared);
+    const PipelineEngine engine(model.ptr(), model->layers(), config_of(row), world, quiet());
+    require(engine.describe().ends_with("\n  all stages: head, [6, 5] rows"), engine.describe());
+    require(model->shared->inner()->weight.size(0) == (world.rank() == 0 ? 6 : 5), "own rows");
+  });
+}
+
 TEST(PipelineEngine, SaysWhoHasWhat) {
   run_world(2, [&](const World& world) {
     const Row row;
@@ -522,6 +610,48 @@ TEST(PipelineEngine, RefusesListsThatAreNotTheModel) {
   for (const std::vector<int>& bounds :
        {std::vector<int>{0, 4}, {0, 0, 4}, {1, 2, 4}, {0, 2, 3}, {0, 5, 4}, {-1, 2, 4}})
     refusal(ErrorCode::kUsage, "the bounds of chunks do not fit the layers", as_it_is, bounds);
+}
+
+TEST(PipelineEngine, HeadsThatStagesCannotShareAreRefused) {
+  const auto refusal = [](Head head, int pp, const std::function<void(Text&, std::vector<Layer>&)>& change,
+                          ErrorCode code, const std::string& text, bool trains = false) {
+    SCOPED_TRACE(text);
+    const Row row{.pp = pp, .vocabulary = "two_barriers"};
+    const RankReport report = try_world(pp, [&](const World& world) {
+      at::set_num_threads(1);
+      const Mesh mesh = mesh_for(config_of(row), world);
+      Text model(2, RankGroup(mesh.axis("tp")), head);
+      std::vector<Layer> layers = model->layers();
+      change(model, layers);
+      PipelineEngine engine(model.ptr(), layers, config_of(row), world, quiet());
+      if (trains) (void)engine.train_batch(own_batches(0, 0, row.micro));
+    });
+    expect_refusal(report, pp - 1, code, text);
+    for (int rank = 0; rank < pp; ++rank) EXPECT_NE(report.of(rank), nullptr) << "rank " << rank;
+  };
+  const auto as_it_is = [](Text&, std::vector<Layer>&) {};
+  refusal(Head::kOwn, 2, as_it_is, ErrorCode::kModel,
+          "is no head that stages can share; where: libtorch.pipeline; which: layer head");
+  refusal(
+      Head::kShared, 2,
+      [](Text& model, std::vector<Layer>& layers) { layers[1].parameters = {model->shared->inner()->bias}; },
+      ErrorCode::kModel, "one that layer block0 uses, too");
+  refusal(
+      Head::kShared, 2,
+      [](Text& model, std::vector<Layer>& layers) {
+        layers[3].forward = [](const Tensors& in, const MicroBatch&) -> Tensors { return in; };
+        static_cast<void>(model);
+      },
+      ErrorCode::kModel, "given other values than its input", /*trains=*/true);
+  refusal(
+      Head::kShared, 2,
+      [](Text&, std::vector<Layer>& layers) {
+        layers[2].forward = [forward = layers[2].forward](const Tensors& in, const MicroBatch& batch) -> Tensors {
+          const Tensors out = forward(in, batch);
+          return {out[0].narrow(1, 0, 1), out[1].narrow(1, 0, 1)};
+        };
+      },
+      ErrorCode::kModel, "expected: int64, 2 of them", /*trains=*/true);
 }
 
 TEST(PipelineEngine, RanksThatCutInOtherWaysAreRefused) {
