@@ -59,6 +59,18 @@ class Plans(unittest.TestCase):
         with self.assertRaisesRegex(zeroth.Error, "the plan shares no layer.*x_proj takes the outputs of a column"):
             roles_of(lambda: transformers.MambaForCausalLM(config))
 
+    def test_a_module_is_corrected_by_any_of_its_names(self) -> None:
+        with torch.device("meta"):
+            model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, intermediate_size=56))
+        model.table = model.get_input_embeddings()
+        names = [name for name, one in model.named_modules(remove_duplicate=False) if one is model.table]
+        roles = {share.name: share.role for share in find_plan(model, 2).shares}
+        self.assertGreater(len(names), 1)
+        self.assertEqual({roles[name] for name in names}, {"vocab"})
+        for name in names:
+            roles = {share.name: share.role for share in find_plan(model, 2, {name: "whole"}).shares}
+            self.assertEqual({roles[other] for other in names}, {"whole"}, name)
+
 
 class Models(job.RankTest):
     def test_four_ranks_give_the_numbers_of_one(self) -> None:

@@ -236,7 +236,11 @@ def _correct(model: nn.Module, shares: dict[str, Share], pattern: str, role: Rol
         refuse(
             "there is no such way to share a module", where=_WHERE, which=pattern, expected=", ".join(ROLES), got=role
         )
-    hit = [name for name, _ in model.named_modules() if fnmatch.fnmatchcase(name, pattern)]
+    names: dict[int, list[str]] = {}  # of each module
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(id(module), []).append(name)
+    met = [own for own in names.values() if any(fnmatch.fnmatchcase(name, pattern) for name in own)]
+    hit = [name for own in met for name in own if name in shares or name == own[0]]
     if not hit:
         refuse(
             "a correction of the plan meets no module",
