@@ -135,7 +135,7 @@ void bind_pipeline(py::module_& module) {
                        std::vector<std::vector<int>> units, py::object forward, const py::object& copies,
                        std::map<std::string, int> buffer_owners, py::object forward_alone, py::object buffers,
                        py::object move, std::shared_ptr<libtorch::SavedTensors> saved, std::optional<SplitHead> head,
-                       std::vector<int> tables) {
+                       std::vector<std::vector<int>> tables) {
              return std::make_unique<Pipeline>(
                  engine_base_of(engine), rank_group_of(stages).communicator(),
                  libtorch::PipelineOptions{.program = parse_program(program),
@@ -153,8 +153,8 @@ void bind_pipeline(py::module_& module) {
            py::arg("engine"), py::arg("stages"), py::arg("program"), py::arg("units"), py::arg("forward"),
            py::arg("copies") = py::none(), py::arg("buffer_owners") = std::map<std::string, int>(),
            py::arg("forward_alone") = py::none(), py::arg("buffers") = py::none(), py::arg("move") = py::none(),
-           py::arg("saved") = py::none(), py::arg("head") = py::none(), py::arg("tables") = std::vector<int>(),
-           py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
+           py::arg("saved") = py::none(), py::arg("head") = py::none(),
+           py::arg("tables") = std::vector<std::vector<int>>(), py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
       .def("train_batch",
            [](Pipeline& self) {
              const Pipeline::Result result = [&] {

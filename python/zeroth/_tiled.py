@@ -5,7 +5,7 @@ Ref: Rajbhandari et al., "ZeRO-Infinity", SC 2021, section 5.1.3 (memory-centric
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -360,12 +360,13 @@ def tile_units(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def tiles_of_tables(model: nn.Module) -> set[int]:
-    """Ids of the tiles that embeddings look rows up in, and no linear layer of the model has."""
+def tiles_of_tables(modules: Iterable[nn.Module]) -> set[int]:
+    """Ids of the tiles that some of the modules look rows up in, and no linear layer among them has."""
     tables: set[int] = set()
     others: set[int] = set()
-    for _, module in _modules_of(model, (_Tiled, InTiles)):
-        (others if isinstance(module, TiledLinear) else tables).update(map(id, module.tiles))
+    for module in modules:
+        if isinstance(module, (_Tiled, InTiles)):
+            (others if isinstance(module, TiledLinear) else tables).update(map(id, module.tiles))
     return tables - others
 
 
@@ -516,7 +517,10 @@ def _looked_up(tiles: nn.ModuleList, sizes: Sequence[int], x: torch.Tensor, padd
     padding = None if padding_idx is None else _place(sizes, padding_idx)
     outputs, places, first = [], [], 0
     for index, rows in enumerate(sizes):
-        here = ((flat >= first) & (flat < first + rows)).nonzero().squeeze(-1)
+        if flat.is_meta:  # for shapes alone: the first tile has all
+            here = flat if first == 0 else flat[:0]
+        else:
+            here = ((flat >= first) & (flat < first + rows)).nonzero().squeeze(-1)
         own = padding[1] if padding is not None and padding[0] == index else None
         outputs.append(tiles[index](flat[here] - first, rows=True, padding_idx=own))
         places.append(here)

@@ -264,6 +264,29 @@ def tied_tiles() -> None:
         expected = plain(alone, mean)
         assert all(map(close, losses, expected)), (schedule, stage, losses, expected)
         engine.close(keep_parameters=False)
+    for name, schedule in (("gpt2", "v-min"), ("llama", "zb-h1")):
+        tiled_model(name, schedule)
+
+
+def tiled_model(name: str, schedule: str) -> None:
+    """Of transformers, with embedding and head in tiles: they are no blocks. The table of gpt2 is looked up in the
+    first chunk, and multiplied with in the last one, by the same rank."""
+    world = zeroth.World.from_environment()
+    model, alone = made(name, layers=4), made(name, layers=4)
+    assert len(zeroth.tile(model, larger_than=WIDTH * 8 * 16)) > 2
+    config = config_of(2, "whole", schedule, 3)
+    zeroth.pipeline(model, config, world=world, loss_fn=next_token)
+    engine = zeroth.Engine(model, config, world=world, log_level="warning")
+    given = [[labelled(step, number) for number in range(MICRO)] for step in range(STEPS)]
+    engine.reset_counters()
+    losses = [engine.train_batch([({"input_ids": one}, labels) for one, labels in batches])[1] for batches in given]
+    wire, report = engine.wire_report(), engine.memory_report()
+    for kind in ("all_gather", "reduce_scatter"):
+        assert wire[kind] == STEPS * wire[f"planned_{kind}"], (name, kind, wire)
+    assert report.planned == report.measured_peak, (name, report.planned, report.measured_peak)
+    expected = plain(alone, next_token, batch=labelled)
+    assert all(map(close, losses, expected)), (name, losses, expected)
+    engine.close(keep_parameters=False)
 
 
 def more() -> None:

@@ -67,9 +67,9 @@ struct PipelineOptions {
   /// Of each chunk: the engine's units (numbers of ModelDescription::units) that its layers are. Only those of this
   /// rank's chunks are read.
   std::vector<std::vector<int>> units{};
-  /// Those of them whose forward looks rows of a table up and does nothing else: I, which computes no gradients of
-  /// weights, does not gather them.
-  std::vector<int> tables{};
+  /// Of each chunk, or none: those of its units whose forward looks rows of a table up and does nothing else. I, which
+  /// computes no gradients of weights, does not gather them.
+  std::vector<std::vector<int>> tables{};
   ChunkForward forward{};
   /// The same where a RECOMPUTE follows: its graph is thrown away, so nothing need be saved for backward. Empty:
   /// `forward`. It must compute the same bits.

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import nn
 
+from zeroth._tiled import Tile
 from zeroth._units import find_units
 from zeroth.pipe.forms import Entry, Form
 
@@ -50,8 +51,9 @@ class Places:
 
 
 def block_paths(model: nn.Module) -> list[str]:
-    """Blocks: the units of the model, with what else is in their ModuleLists, and in no other unit."""
-    found = list(find_units(model))
+    """Blocks: the units of the model but for tiles of layers, with what else is in their ModuleLists, and in no other
+    unit."""
+    found = [path for path, module in find_units(model).items() if not isinstance(module, Tile)]
     for parent in dict.fromkeys(path.rpartition(".")[0] for path in found):
         container = model.get_submodule(parent)
         if isinstance(container, nn.ModuleList):

@@ -1,6 +1,7 @@
 """Cuts a model into the stages of a pipeline."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -348,17 +349,19 @@ def units_of_chunks(done: Pipelined, units: Sequence[tuple[str, bool, Sequence[s
     return found
 
 
-def units_of_tables(done: Pipelined, units: Sequence[tuple[str, bool, Sequence[str]]]) -> list[int]:
-    """The engine's units that are embeddings, or tiles of embeddings, and nothing else."""
-    tables = tiles_of_tables(done.model)
+def units_of_tables(done: Pipelined, units: Sequence[tuple[str, bool, Sequence[str]]]) -> list[list[int]]:
+    """For each chunk the engine's units in which its embeddings look rows up, and which it uses for nothing else."""
+    modules = [id(done.model.get_submodule(name)) for name, _, _ in units[1:]]  # unit 0 is the root
+    found = []
+    for first, last in itertools.pairwise(done.bounds):
+        called = [one for layer in done.chain.layers[first:last] for outer in layer.modules for one in outer.modules()]
+        tables = tiles_of_tables(called) | {id(one) for one in called if _looks_up(one)}
+        found.append([number for number, module in enumerate(modules, 1) if module in tables])
+    return found
 
-    def is_table(name: str) -> bool:
-        module = done.model.get_submodule(name)
-        return id(module) in tables or (
-            isinstance(module, nn.Embedding) and type(module).forward is nn.Embedding.forward
-        )
 
-    return [number for number, (name, _, _) in enumerate(units) if number > 0 and is_table(name)]
+def _looks_up(module: nn.Module) -> bool:
+    return isinstance(module, nn.Embedding) and type(module).forward is nn.Embedding.forward
 
 
 def head_of_engine(

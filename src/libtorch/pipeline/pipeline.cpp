@@ -319,7 +319,10 @@ class Pipeline::Impl {
 
   void require_fits() const {
     const StepProgram& program = options_.program;
-    ZR_CHECK(static_cast<int>(options_.units.size()) == program.chunks(), ErrorCode::kUsage,
+    const auto fits = [&](const std::vector<std::vector<int>>& lists) {
+      return lists.size() == static_cast<std::size_t>(program.chunks());
+    };
+    ZR_CHECK(fits(options_.units) && (options_.tables.empty() || fits(options_.tables)), ErrorCode::kUsage,
              "the chunks of the program are not those of the model",
              {.where = kWhere,
               .which = program.schedule,

@@ -22,6 +22,12 @@ std::ptrdiff_t place_of(const std::vector<Action>& actions, ActionKind kind, boo
   return found;
 }
 
+bool looks_up(const PipelineOptions& options, int chunk, int unit) {
+  if (options.tables.empty()) return false;
+  const std::vector<int>& tables = options.tables.at(static_cast<std::size_t>(chunk));
+  return std::ranges::find(tables, unit) != tables.end();
+}
+
 }  // namespace
 
 std::vector<int> gathers_of_units(const std::vector<Action>& actions, const PipelineOptions& options,
@@ -57,7 +63,7 @@ std::vector<int> gathers_of_units(const std::vector<Action>& actions, const Pipe
           if (keeps) --kept[index];
           break;
         case ActionKind::kBackwardInput:
-          if (std::ranges::find(options.tables, unit) != options.tables.end()) break;
+          if (looks_up(options, action.chunk, unit)) break;
           [[fallthrough]];
         case ActionKind::kBackward:
           if (kept[index] == 0 && !keeps_gathered(engine.layout(), plan, unit)) ++gathers[index];
