@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace zeroth::libtorch {
 
@@ -29,11 +30,15 @@ void UnitBackwards::finish(int unit) {
   core_->post_backward(unit);
 }
 
-bool UnitBackwards::awaits_earlier_use(const Invocation& use) const {
-  return std::ranges::any_of(awaited_[static_cast<std::size_t>(use.unit)], [&](const auto& other) {
+std::uint64_t UnitBackwards::forwards_since_earlier_use(const Invocation& use) const {
+  std::uint64_t least = 0;
+  for (const auto& other : awaited_[static_cast<std::size_t>(use.unit)]) {
     const std::shared_ptr<const UnitUse> earlier = other.lock();
-    return earlier && earlier->active_in == 0 && earlier->invocation.forward_seq < use.forward_seq;
-  });
+    if (!earlier || earlier->active_in != 0 || earlier->invocation.forward_seq >= use.forward_seq) continue;
+    const auto between = static_cast<std::uint64_t>(use.forward_seq - earlier->invocation.forward_seq);
+    least = least == 0 ? between : std::min(least, between);
+  }
+  return least;
 }
 
 void UnitBackwards::finish_younger_than(std::uint64_t thread, std::uint64_t node) {
@@ -47,10 +52,16 @@ void UnitBackwards::finish_younger_than(std::uint64_t thread, std::uint64_t node
   }
   for (std::size_t index = running_.size(); index-- > 0;) {  // the last one first
     if (index >= running_.size()) continue;                  // with others of its unit
-    const Running& last = running_[index];
+    Running& last = running_[index];
     const int unit = last.use->invocation.unit;
-    if (!last.over || runs(unit)) continue;
-    if (core_->gradients_complete(unit) || !awaits_earlier_use(last.use->invocation)) finish(unit);
+    if (!last.over || last.given_back || runs(unit)) continue;
+    const std::uint64_t since = forwards_since_earlier_use(last.use->invocation);
+    if (since == 0 || core_->gradients_complete(unit)) {
+      finish(unit);
+    } else if (since > static_cast<std::uint64_t>(core_->settings().plan.ring_slots)) {
+      last.given_back = true;
+      core_->post_backward(unit);
+    }
   }
 }
 
@@ -69,7 +80,7 @@ bool UnitBackwards::begin(const std::shared_ptr<UnitUse>& use) {
     if (running.use != use) continue;
     running.several_threads = running.several_threads || running.ran_on != here;
     running.over = false;
-    return false;
+    return std::exchange(running.given_back, false);
   }
   use->active_in = number_;
   running_.push_back({use, torch::autograd::get_current_graph_task_id(), here});

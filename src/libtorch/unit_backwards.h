@@ -30,6 +30,10 @@ struct UnitUse {
 /// gradients are there or no use of it is yet to come for which parameters may be waiting. Should a node of it run
 /// later all the same, the unit is gathered again, and its gradients go into an event of their own. Nodes of a GPU and
 /// of the CPU run on threads of their own: a use whose nodes ran on several threads lasts until the end of backward.
+///
+/// Where an earlier use is yet to come, far from this one, the parameters are given back meanwhile and gathered again
+/// for it: a table in tiles that is embedding and head would else be whole in memory. A layer that is used several
+/// times in a row keeps them.
 class UnitBackwards {
  public:
   /// `core` outlives this. Before anything else.
@@ -61,9 +65,11 @@ class UnitBackwards {
     std::thread::id ran_on;
     bool several_threads = false;
     bool over = false;
+    bool given_back = false;
   };
   void finish(int unit);
-  [[nodiscard]] bool awaits_earlier_use(const Invocation& use) const;
+  /// Forwards since the last use before this one that has not had its backward; 0: there is none.
+  [[nodiscard]] std::uint64_t forwards_since_earlier_use(const Invocation& use) const;
   [[nodiscard]] bool runs(int unit) const;  ///< a use of it that is not over
 
   zeroth::Engine* core_ = nullptr;
