@@ -58,6 +58,10 @@ class Plans(unittest.TestCase):
         config = transformers.MambaConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2, state_size=4)
         with self.assertRaisesRegex(zeroth.Error, "the plan shares no layer.*x_proj takes the outputs of a column"):
             roles_of(lambda: transformers.MambaForCausalLM(config))
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, intermediate_size=56))
+        zeroth.tile(model, larger_than=1000)
+        with self.assertRaisesRegex(zeroth.Error, "got: layers in tiles; hint: leave zeroth.tile.. out"):
+            find_plan(model, 2)
 
     def test_a_module_is_corrected_by_any_of_its_names(self) -> None:
         with torch.device("meta"):

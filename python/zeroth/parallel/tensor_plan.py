@@ -19,6 +19,7 @@ from typing import Any
 from torch import nn
 
 from zeroth import _units
+from zeroth._tiled import Tile
 from zeroth.parallel._refuse import refuse
 from zeroth.parallel.tensor_heads import Found, of_attention
 from zeroth.parallel.tensor_share import ROLES, Role, Share, TensorPlan, inputs_of, is_linear, outputs_of
@@ -53,14 +54,17 @@ def find_plan(model: nn.Module, ranks: int, corrections: Mapping[str, Role] | No
         _correct(model, shares, pattern, role)
     if not any(share.role in ("column", "row") for share in shares.values()):
         reasons = sorted({f"{share.name}: {share.why}" for share in shares.values() if share.why})
+        tiled = any(isinstance(module, Tile) for module in model.modules())
         refuse(
             "the plan shares no layer of the model",
             code="MODEL",
             where=_WHERE,
             which=type(model).__name__,
             expected="blocks with nn.Linear or Conv1D in an nn.ModuleList",
-            got="; ".join(reasons[:3]),
-            hint='name layers: corrections={"blocks.*.up": "column", "blocks.*.down": "row"}',
+            got="layers in tiles" if tiled else "; ".join(reasons[:3]),
+            hint="leave zeroth.tile() out: the ranks share the matrices instead"
+            if tiled
+            else 'name layers: corrections={"blocks.*.up": "column", "blocks.*.down": "row"}',
         )
     return TensorPlan(tuple(shares.values()), tuple(attributes))
 
