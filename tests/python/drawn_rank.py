@@ -2,8 +2,9 @@
 
 drawn_rank.py BEGIN END
 
-Each training runs in two ways with the same bits; in float64 its numbers are those of one process. Planned memory is
-measured, and planned bytes are on the wire."""
+Each training runs in two ways with the same bits, the other one whole, or from a checkpoint that the first one saved
+half-way; in float64 its numbers are those of one process. Planned memory is measured, and planned bytes are on the
+wire."""
 
 from __future__ import annotations
 
@@ -11,8 +12,11 @@ import copy
 import dataclasses
 import functools
 import json
+import os
 import random
+import shutil
 import sys
+import tempfile
 from typing import Any
 
 import torch
@@ -56,7 +60,15 @@ def plain(model_name: str, layers: int, count: int, clip: float, adamw: bool) ->
     return done
 
 
-def run(training: Training, config: dict[str, Any], world: zeroth.World) -> Trained:
+def run(
+    training: Training,
+    config: dict[str, Any],
+    world: zeroth.World,
+    *,
+    save_after: tuple[int, str] | None = None,
+    load_from: tuple[int, str] | None = None,
+) -> Trained:
+    """`save_after`: so many steps, to a folder, which ends it; `load_from`: goes on after so many."""
     dtype = torch.float64 if training.dtype == "float64" else torch.float32
     model = made(training.model, dtype, training.layers)
     if training.tiled:
@@ -70,8 +82,12 @@ def run(training: Training, config: dict[str, Any], world: zeroth.World) -> Trai
     dp = world.size // training.pp // inner
     own = world.rank // inner % dp
     done = Trained([], [], {})
+    begin = 0
+    if load_from is not None:
+        begin, folder = load_from
+        engine.load(folder)
     engine.reset_counters()
-    for step in range(STEPS):
+    for step in range(begin, STEPS):
         batches: list[Any] = [batch(step, dp * number + own) for number in range(training.micro)]
         if training.is_shared:
             batches = [{"input_ids": tokens, "labels": tokens} for _, tokens in batches]
@@ -79,13 +95,18 @@ def run(training: Training, config: dict[str, Any], world: zeroth.World) -> Trai
         assert result.committed or training.steps_may_be_skipped, result
         done.losses.append(loss)
         done.norms.append(result.grad_norm)
+        if save_after is not None and step + 1 == save_after[0]:
+            engine.save(save_after[1])
+            engine.close(keep_parameters=False)
+            return done
+    steps = STEPS - begin
     if training.dtype == "float64":  # a sum of gradients is float32, beyond a plan of 16 bits
         report, wire = engine.memory_report(), engine.wire_report()
         assert report.planned == report.measured_peak, str(report)
         # Tiles of a matrix that is embedding and head are gathered for both; a pipeline knows it.
         if training.pp > 1 or not training.tiled or training.model == "llama":
-            assert wire["all_gather"] == STEPS * wire["planned_all_gather"], wire
-        assert wire["reduce_scatter"] == STEPS * wire["planned_reduce_scatter"], wire
+            assert wire["all_gather"] == steps * wire["planned_all_gather"], wire
+        assert wire["reduce_scatter"] == steps * wire["planned_reduce_scatter"], wire
     done.weights = engine.state_dict(ranks=None)
     if training.tiled:
         done.weights = zeroth.untiled_state_dict(model, done.weights)
@@ -111,9 +132,18 @@ def check(seed: int, world: zeroth.World) -> None:
     draw = random.Random(seed)
     training = draw_training(draw, world.size)
     configs = [draw_config(draw, training, world.size) for _ in range(2)]
-    first, second = (run(training, config, world) for config in configs)
+    first = run(training, configs[0], world)
+    if draw.random() < 0.5:
+        second = run(training, configs[1], world)
+    else:  # half of it in one way, the rest in the other
+        folder = os.path.join(tempfile.gettempdir(), f"zeroth-drawn-{os.getppid()}-{seed}")
+        second = run(training, configs[0], world, save_after=(1, folder))
+        rest = run(training, configs[1], world, load_from=(1, folder))
+        second = Trained(second.losses + rest.losses, second.norms + rest.norms, rest.weights)
+        if world.rank == 0:  # after steps of all ranks
+            shutil.rmtree(folder)
     for got, other in ((first.losses, second.losses), (first.norms, second.norms)):
-        assert all(map(same, got, other)), (got, other)
+        assert len(got) == len(other) and all(map(same, got, other)), (got, other)
     for name, value in first.weights.items():
         assert torch.equal(value, second.weights[name]), name
     if training.dtype == "float64":
