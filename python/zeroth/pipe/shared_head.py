@@ -291,6 +291,8 @@ class ToHead:
     for"""
     losses: list[tuple[torch.Tensor, torch.Tensor]] = dataclasses.field(default_factory=list)
     """stand-ins, and what they are at a cross entropy of one"""
+    own_factor: float = 1.0
+    """of the cross entropy itself: one over the rows that count, or one"""
 
     def filled(self, result: Any, logits: torch.Tensor, group: _C.Communicator | None) -> Any:
         """`result` without stand-ins. `logits`: [..., vocabulary]; `group`: the ranks that have parts of the loss."""
@@ -304,9 +306,6 @@ class ToHead:
                 entropy = sum_of_parts(entropy, group)
             there += [(one, (one + (at_one - one) * entropy).to(sums.dtype)) for one, at_one in self.losses]
         return _replaced(result, there)
-
-    own_factor: float = 1.0
-    """of the cross entropy itself: one over the rows that count, or one"""
 
 
 def _replaced(value: Any, there: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
