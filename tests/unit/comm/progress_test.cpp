@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -19,7 +20,8 @@ namespace {
 
 class Owed final : public Progress {
  public:
-  explicit Owed(std::function<void()> work = {}) : work_(std::move(work)) {}
+  explicit Owed(std::function<void()> work = {}, std::function<void()> sleeps = {})
+      : work_(std::move(work)), sleeps_(std::move(sleeps)) {}
   bool advance() override {
     ++advances;
     if (work_) work_();
@@ -28,6 +30,7 @@ class Owed final : public Progress {
   void set_awaited(int rank) override {
     awaits = true;
     last_awaited = rank;
+    if (sleeps_) sleeps_();
   }
   void clear_awaited() noexcept override { awaits = false; }
 
@@ -37,6 +40,7 @@ class Owed final : public Progress {
 
  private:
   std::function<void()> work_;
+  std::function<void()> sleeps_;
 };
 
 struct Transport {
@@ -64,13 +68,24 @@ INSTANTIATE_TEST_SUITE_P(Transports, ProgressOf,
 
 /// Sums of few and of many bytes, exchanges and messages, in a group and in one that was split before.
 TEST_P(ProgressOf, EveryWaitOfEveryGroup) {
-  const RankReport report = run([](int rank, const std::shared_ptr<CommBackend>& backend) {
+  std::array<std::atomic<int>, 4> slept{};  // the last call in which each rank has slept
+  const RankReport report = run([&](int rank, const std::shared_ptr<CommBackend>& backend) {
     const std::shared_ptr<CommBackend> part = backend->split(0, rank, "part");
-    const auto owed = std::make_shared<Owed>();
+    int calls = 0;
+    const auto owed = std::make_shared<Owed>(nullptr, [&] { slept.at(static_cast<std::size_t>(rank)) = calls; });
     require(backend->add_progress(owed) == rank, "the number of this rank");
+    // Rank 3 comes when these wait for it, however late they are themselves.
+    const auto come_after = [&](const std::vector<int>& others) {
+      const Deadline deadline(Milliseconds{10'000});
+      for (const int other : others) {
+        while (slept.at(static_cast<std::size_t>(other)) < calls && !deadline.passed())
+          std::this_thread::sleep_for(Milliseconds{1});
+      }
+    };
     const auto expect_progress = [&](const std::string& what, const std::function<void()>& call) {
       const int before = owed->advances;
-      if (rank == 3) std::this_thread::sleep_for(Milliseconds{60});
+      ++calls;
+      if (rank == 3) come_after({0, 1, 2});
       call();
       require(rank == 3 || owed->advances > before, "no progress in " + what);
       require(!owed->awaits, "still awaits somebody after " + what);
@@ -83,7 +98,8 @@ TEST_P(ProgressOf, EveryWaitOfEveryGroup) {
         expect_progress("a sum", [&] { comm.all_reduce(std::span(data)); });
         expect_progress("an exchange", [&] { comm.all_to_all(std::span<const float>(data), std::span(other)); });
         comm.barrier();
-        if (rank == 3) std::this_thread::sleep_for(Milliseconds{60});
+        ++calls;
+        if (rank == 3) come_after({0});
         if (rank == 3) comm.send(std::span<const float>(data), 0);
         const int before = owed->advances;
         if (rank == 0) comm.recv(std::span(other), 3);
