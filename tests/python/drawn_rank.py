@@ -8,9 +8,6 @@ wire."""
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-import functools
 import json
 import os
 import random
@@ -21,43 +18,11 @@ from typing import Any
 
 import torch
 from drawn import TILE_BYTES, Training, draw_config, draw_training
-from pipe_rank import batch, close, loss_fn, made
-from torch import nn
+from pipe_rank import STEPS, Trained, batch, compare, loss_fn, made, plain
 
 import zeroth
 
-STEPS = 2
-
-
-@dataclasses.dataclass
-class Trained:
-    losses: list[float]
-    norms: list[float]
-    weights: dict[str, torch.Tensor]
-
-
-@functools.cache
-def plain(model_name: str, layers: int, count: int, clip: float, adamw: bool) -> Trained:
-    """One process."""
-    model = made(model_name, layers=layers)
-    parameters = list(model.parameters())
-    optimizer: torch.optim.Optimizer = torch.optim.AdamW(parameters, lr=1e-2)
-    if not adamw:
-        optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-    done = Trained([], [], {})
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        total = 0.0
-        for number in range(count):
-            inputs, tokens = batch(step, number)
-            loss = loss_fn(model(**inputs), tokens) / count
-            loss.backward()
-            total += loss.item()
-        done.norms.append(nn.utils.clip_grad_norm_(parameters, clip or float("inf")).item())
-        optimizer.step()
-        done.losses.append(total)
-    done.weights = copy.deepcopy(model.state_dict())
-    return done
+HALF = STEPS // 2
 
 
 def run(
@@ -65,10 +30,10 @@ def run(
     config: dict[str, Any],
     world: zeroth.World,
     *,
-    save_after: tuple[int, str] | None = None,
-    load_from: tuple[int, str] | None = None,
+    save_to: str | None = None,
+    load_from: str | None = None,
 ) -> Trained:
-    """`save_after`: so many steps, to a folder, which ends it; `load_from`: goes on after so many."""
+    """`save_to`: a folder, after half of the steps, which ends it; `load_from`: goes on from there."""
     dtype = torch.float64 if training.dtype == "float64" else torch.float32
     model = made(training.model, dtype, training.layers)
     if training.tiled:
@@ -81,37 +46,33 @@ def run(
     inner = training.tp * training.sp
     dp = world.size // training.pp // inner
     own = world.rank // inner % dp
-    done = Trained([], [], {})
-    begin = 0
+    losses, norms = [], []
     if load_from is not None:
-        begin, folder = load_from
-        engine.load(folder)
+        engine.load(load_from)
     engine.reset_counters()
-    for step in range(begin, STEPS):
+    steps = range(0 if load_from is None else HALF, STEPS if save_to is None else HALF)
+    for step in steps:
         batches: list[Any] = [batch(step, dp * number + own) for number in range(training.micro)]
         if training.is_shared:
             batches = [{"input_ids": tokens, "labels": tokens} for _, tokens in batches]
         result, loss = engine.train_batch(batches) if training.pp > 1 else step_of(engine, batches)
         assert result.committed or training.steps_may_be_skipped, result
-        done.losses.append(loss)
-        done.norms.append(result.grad_norm)
-        if save_after is not None and step + 1 == save_after[0]:
-            engine.save(save_after[1])
-            engine.close(keep_parameters=False)
-            return done
-    steps = STEPS - begin
+        losses.append(loss)
+        norms.append(result.grad_norm)
     if training.dtype == "float64":  # a sum of gradients is float32, beyond a plan of 16 bits
         report, wire = engine.memory_report(), engine.wire_report()
         assert report.planned == report.measured_peak, str(report)
         # Tiles of a matrix that is embedding and head are gathered for both; a pipeline knows it.
         if training.pp > 1 or not training.tiled or training.model == "llama":
-            assert wire["all_gather"] == steps * wire["planned_all_gather"], wire
-        assert wire["reduce_scatter"] == steps * wire["planned_reduce_scatter"], wire
-    done.weights = engine.state_dict(ranks=None)
+            assert wire["all_gather"] == len(steps) * wire["planned_all_gather"], wire
+        assert wire["reduce_scatter"] == len(steps) * wire["planned_reduce_scatter"], wire
+    if save_to is not None:
+        engine.save(save_to)
+    weights = engine.state_dict(ranks=None)
     if training.tiled:
-        done.weights = zeroth.untiled_state_dict(model, done.weights)
+        weights = zeroth.untiled_state_dict(model, weights)
     engine.close(keep_parameters=False)
-    return done
+    return losses, norms, weights
 
 
 def step_of(engine: zeroth.Engine, batches: list[Any]) -> tuple[zeroth.StepResult, float]:
@@ -137,26 +98,20 @@ def check(seed: int, world: zeroth.World) -> None:
         second = run(training, configs[1], world)
     else:  # half of it in one way, the rest in the other
         folder = os.path.join(tempfile.gettempdir(), f"zeroth-drawn-{os.getppid()}-{seed}")
-        second = run(training, configs[0], world, save_after=(1, folder))
-        rest = run(training, configs[1], world, load_from=(1, folder))
-        second = Trained(second.losses + rest.losses, second.norms + rest.norms, rest.weights)
+        losses, norms, _ = run(training, configs[0], world, save_to=folder)
+        rest = run(training, configs[1], world, load_from=folder)
+        second = (losses + rest[0], norms + rest[1], rest[2])
         if world.rank == 0:  # after steps of all ranks
             shutil.rmtree(folder)
-    for got, other in ((first.losses, second.losses), (first.norms, second.norms)):
+    for got, other in zip(first[:2], second[:2], strict=True):
         assert len(got) == len(other) and all(map(same, got, other)), (got, other)
-    for name, value in first.weights.items():
-        assert torch.equal(value, second.weights[name]), name
+    for name, value in first[2].items():
+        assert torch.equal(value, second[2][name]), name
     if training.dtype == "float64":
         dp = world.size // (training.pp * training.tp * training.sp)
-        expected = plain(training.model, training.layers, dp * training.micro, training.clip, training.adamw)
-        assert all(map(close, first.losses, expected.losses)), (first.losses, expected.losses)
-        assert all(close(*pair, 4e-12) for pair in zip(first.norms, expected.norms, strict=True)), (
-            first.norms,
-            expected.norms,
-        )
-        for name, value in expected.weights.items():
-            # An update of AdamW divides by the root of a sum.
-            assert (first.weights[name] - value).abs().max() < (1e-8 if training.adamw else 1e-12), name
+        sgd = not training.adamw
+        expected = plain(training.model, dp * training.micro, training.clip, training.layers, sgd)
+        compare(training, first, expected, sgd=sgd)
 
 
 def main() -> None:

@@ -148,21 +148,22 @@ def close(got: float, expected: float, bound: float = 1e-12) -> bool:
     return abs(got - expected) <= bound * max(1.0, abs(expected))
 
 
-def compare(row: Row, mine: Trained, expected: Trained) -> None:
+def compare(row: object, mine: Trained, expected: Trained, *, sgd: bool, dtype: str = "") -> None:
     losses, norms, weights = expected
-    bound = {"": 1e-12, "bf16": 0.05, "fp16": 0.01}[row.dtype]
+    bound = {"": 1e-12, "bf16": 0.05, "fp16": 0.01}[dtype]
     assert all(close(*pair, bound) for pair in zip(mine[0], losses, strict=True)), (row, mine[0], losses)
     assert all(close(*pair, 4 * bound) for pair in zip(mine[1], norms, strict=True)), (row, mine[1], norms)
     assert mine[2].keys() == weights.keys(), (row, mine[2].keys() ^ weights.keys())
     for name, value in weights.items():
-        most = (1e-12 if row.sgd else 1e-8) if not row.dtype else 2.1 * STEPS * 1e-2
+        most = (1e-12 if sgd else 1e-8) if not dtype else 2.1 * STEPS * 1e-2
         assert (mine[2][name] - value).abs().max() < most, (row, name, (mine[2][name] - value).abs().max())
 
 
 def check(row: Row, world: zeroth.World) -> None:
     dp = world.size // (row.pp * row.tp * row.sp)
     mine = train(row, row.stage, world)
-    compare(row, mine, plain(row.model, dp * row.micro, row.clip, row.layers, row.sgd))
+    expected = plain(row.model, dp * row.micro, row.clip, row.layers, row.sgd)
+    compare(row, mine, expected, sgd=row.sgd, dtype=row.dtype)
     for stage in row.stages or ((row.stage + 2) % 4,):
         other = train(dataclasses.replace(row, files=False, again=False), stage, world)
         assert mine[:2] == other[:2], (row, stage, mine[:2], other[:2])
@@ -173,7 +174,8 @@ def check_once(row: Row, world: zeroth.World) -> None:
     """Without another ZeRO stage; by rank 0."""
     mine = train(row, row.stage, world, measure=False)
     if world.rank == 0:
-        compare(row, mine, plain(row.model, row.dp * row.micro, row.clip, row.layers, row.sgd))
+        expected = plain(row.model, row.dp * row.micro, row.clip, row.layers, row.sgd)
+        compare(row, mine, expected, sgd=row.sgd, dtype=row.dtype)
 
 
 def main() -> None:
