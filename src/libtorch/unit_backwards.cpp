@@ -35,7 +35,7 @@ std::uint64_t UnitBackwards::forwards_since_earlier_use(const Invocation& use) c
   for (const auto& other : awaited_[static_cast<std::size_t>(use.unit)]) {
     const std::shared_ptr<const UnitUse> earlier = other.lock();
     if (!earlier || earlier->active_in != 0 || earlier->invocation.forward_seq >= use.forward_seq) continue;
-    const auto between = static_cast<std::uint64_t>(use.forward_seq - earlier->invocation.forward_seq);
+    const std::uint64_t between = use.forward_seq - earlier->invocation.forward_seq;
     least = least == 0 ? between : std::min(least, between);
   }
   return least;
@@ -55,8 +55,8 @@ void UnitBackwards::finish_younger_than(std::uint64_t thread, std::uint64_t node
     Running& last = running_[index];
     const int unit = last.use->invocation.unit;
     if (!last.over || last.given_back || runs(unit)) continue;
-    const std::uint64_t since = forwards_since_earlier_use(last.use->invocation);
-    if (since == 0 || core_->gradients_complete(unit)) {
+    const std::uint64_t since = core_->gradients_complete(unit) ? 0 : forwards_since_earlier_use(last.use->invocation);
+    if (since == 0) {
       finish(unit);
     } else if (since > static_cast<std::uint64_t>(core_->settings().plan.ring_slots)) {
       last.given_back = true;
