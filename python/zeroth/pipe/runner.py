@@ -278,13 +278,13 @@ class Runner:
         stand-ins if a loss_fn was called with it. All stages compute the logits of their rows. Collective."""
         assert self._ends is not None
         results, mesh = [], self.done.mesh
+        parts = mesh.axis("sp") if mesh.size("sp") > 1 else None
         with torch.no_grad():
             for number in range(count):
                 end = self._ends[number] if self._ends else None  # other stages have none
                 logits = self.core.logits(None if end is None else end.hidden)
                 if end is not None:
                     result = given[number] if given else end.result
-                    parts = mesh.axis("sp") if mesh.size("sp") > 1 else None
                     results.append(end.filled(result, logits, parts))
         return results
 

@@ -26,12 +26,8 @@ namespace {
 constexpr const char* kStagesWhere = "libtorch.pipeline";
 
 /// One stage has all rows.
-bool shares_head(const Config& config) {
-  return config.pipeline.vocabulary != "whole" && config.mesh.pp > 1;
-}
-
 Vocabulary vocabulary_of(const Config& config) {
-  if (!shares_head(config)) return Vocabulary::kNone;
+  if (config.pipeline.vocabulary == "whole" || config.mesh.pp <= 1) return Vocabulary::kNone;
   return config.pipeline.vocabulary == "one_barrier" ? Vocabulary::kOneBarrier : Vocabulary::kTwoBarriers;
 }
 
@@ -134,13 +130,14 @@ LayerStages::LayerStages(torch::nn::Module& model, std::vector<Layer> layers, co
     : layers_(std::move(layers)) {
   require_layers(layers_);
   config.validate();
-  shares_head_ = shares_head(config);
   program_ = program_of(config, world.size());
+  shares_head_ = program_.shares_head();
+  if (shares_head_) layers_.back().cost = 0.0;  // all stages have a part of it
   const bool given = !bounds.empty();
   if (given) {
     require_bounds(bounds, program_.chunks(), layers_.size());
   } else {
-    bounds = cut(costed_layers(), program_.chunks(), config.pipeline.split);
+    bounds = cut(layers_, program_.chunks(), config.pipeline.split);
   }
   require_all_parameters(model);
   const Mesh mesh = mesh_with_stages(config, world);
@@ -180,12 +177,6 @@ void LayerStages::require_all_parameters(const torch::nn::Module& model) const {
   }
 }
 
-std::vector<Layer> LayerStages::costed_layers() const {
-  std::vector<Layer> costed = layers_;
-  if (shares_head_) costed.back().cost = 0.0;  // all stages have a part of it
-  return costed;
-}
-
 void LayerStages::require_head() const {
   const Layer& last = layers_.back();
   ZR_CHECK(last.head.has_value(), ErrorCode::kModel, "the last layer of a pipeline is no head that stages can share",
@@ -205,12 +196,16 @@ void LayerStages::require_head() const {
               .hint = "zeroth.pipeline.vocabulary = \"whole\"; zeroth.pipeline() of Python shares tied heads"});
   }
   const std::int64_t rows = last.head->weight.size(0);
-  const int ranks = ranks_->size() * (beside_ ? beside_->size() : 1);
+  const int ranks = ranks_of_head();
   ZR_CHECK(rows >= ranks, ErrorCode::kModel, "a head has fewer rows than ranks that share it",
            {.where = kStagesWhere,
             .which = "layer " + last.name,
             .expected = std::to_string(ranks) + " or more, one for each rank of pp and tp",
             .got = std::to_string(rows)});
+}
+
+int LayerStages::ranks_of_head() const {
+  return ranks_->size() * (beside_ ? beside_->size() : 1);
 }
 
 bool LayerStages::is_of_shared_head(const at::Tensor& parameter) const {
@@ -220,9 +215,8 @@ bool LayerStages::is_of_shared_head(const at::Tensor& parameter) const {
 }
 
 ParameterBox LayerStages::take_rows(const at::Tensor& parameter) const {
-  const int beside = beside_ ? beside_->size() : 1;
-  const int own = ranks_->rank() * beside + (beside_ ? beside_->rank() : 0);
-  const std::vector<std::int64_t> rows = slice_sizes(parameter.size(0), ranks_->size() * beside);
+  const int own = beside_ ? ranks_->rank() * beside_->size() + beside_->rank() : ranks_->rank();
+  const std::vector<std::int64_t> rows = slice_sizes(parameter.size(0), ranks_of_head());
   const std::int64_t begin = std::accumulate(rows.begin(), rows.begin() + own, std::int64_t{0});
   ParameterBox box{.logical_shape = parameter.sizes().vec(),
                    .offset = std::vector<std::int64_t>(static_cast<std::size_t>(parameter.dim()), 0),
@@ -234,7 +228,7 @@ ParameterBox LayerStages::take_rows(const at::Tensor& parameter) const {
 
 std::vector<std::int64_t> LayerStages::shared_rows() const {
   const ParameterBox& whole = boxes_.at(layers_.back().head->weight.unsafeGetTensorImpl());
-  return slice_sizes(whole.logical_shape[0], ranks_->size() * (beside_ ? beside_->size() : 1));
+  return slice_sizes(whole.logical_shape[0], ranks_of_head());
 }
 
 std::optional<SharedHead> LayerStages::head(const Runtime& runtime) const {

@@ -73,10 +73,10 @@ class LayerStages {
   /// layer uses.
   void require_head() const;
   [[nodiscard]] bool is_of_shared_head(const at::Tensor& parameter) const;
+  /// That share it: those of pp and tp.
+  [[nodiscard]] int ranks_of_head() const;
   /// Of the head, of each rank that shares it, stage after stage.
   [[nodiscard]] std::vector<std::int64_t> shared_rows() const;
-  /// As cut() is to see them.
-  [[nodiscard]] std::vector<Layer> costed_layers() const;
   /// Leaves this rank's rows.
   [[nodiscard]] ParameterBox take_rows(const at::Tensor& parameter) const;
   /// What the executor is to know of the head's input; see SharedHead.

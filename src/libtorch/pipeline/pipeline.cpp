@@ -327,7 +327,8 @@ class Pipeline::Impl {
              {.where = kWhere,
               .which = program.schedule,
               .expected = std::to_string(program.chunks()),
-              .got = std::to_string(options_.units.size())});
+              .got = std::to_string(options_.units.size()) +
+                     (options_.tables.empty() ? "" : ", with tables of " + std::to_string(options_.tables.size()))});
     ZR_CHECK(static_cast<bool>(options_.forward), ErrorCode::kUsage, "a pipeline without a forward", {.where = kWhere});
     ZR_CHECK(program.shares_head() == options_.head.has_value(), ErrorCode::kUsage,
              "the program and the model do not share the head alike",

@@ -380,18 +380,13 @@ at::Tensor SharedHeadRun::logits(const at::Tensor& input, const Communicator& st
     own = at::linear(shared, head_.weight, head_.bias).cpu();
     weights.finish();
   }
-  const auto ranks_of_stage = static_cast<std::ptrdiff_t>(head_.beside ? head_.beside->size() : 1);
-  const auto begin = head_.rows.begin();
+  const std::size_t ranks_of_stage = head_.rows.size() / static_cast<std::size_t>(stages_);
+  const auto rows_of = [&](int stage) {
+    return SizeSpan(head_.rows).subspan(static_cast<std::size_t>(stage) * ranks_of_stage, ranks_of_stage);
+  };
   std::vector<std::int64_t> of_stages;
-  for (std::ptrdiff_t stage = 0; stage < stages_; ++stage) {
-    const auto first = begin + stage * ranks_of_stage;
-    of_stages.push_back(std::accumulate(first, first + ranks_of_stage, std::int64_t{0}));
-  }
-  if (head_.beside) {
-    const auto first = begin + stage_ * ranks_of_stage;
-    own = gather_along(own, own.dim() - 1, std::vector<std::int64_t>(first, first + ranks_of_stage), *head_.beside,
-                       kCallLogits);
-  }
+  for (int stage = 0; stage < stages_; ++stage) of_stages.push_back(sum_of_sizes(rows_of(stage)));
+  if (head_.beside) own = gather_along(own, own.dim() - 1, rows_of(stage_), *head_.beside, kCallLogits);
   return gather_along(own, own.dim() - 1, of_stages, RankGroup(stages), kCallLogits).to(head_.weight.device());
 }
 
