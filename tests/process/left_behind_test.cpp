@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -100,6 +101,30 @@ TEST(LeftBehind, ReportsAProcessThatBecomesAnotherProgramMeanwhile) {
   }
   EXPECT_THAT(left.text(kSoon), HasSubstr("process " + std::to_string(child) + " ("));
   end(child);
+}
+
+/// A process that is being ended is a zombie as soon as its main thread has ended, while its other threads still are.
+TEST(LeftBehind, ReportsAProcessOfWhichOneThreadIsLeft) {
+  const LeftBehind left;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    (void)listen_as_zeroth("left4");
+    std::thread([] {
+      for (;;) ::pause();
+    }).detach();
+    ::syscall(SYS_exit, 0);  // this thread alone
+  }
+  EXPECT_THAT(left.text(kSoon), AllOf(HasSubstr("process " + std::to_string(child) + " "), HasSubstr("-left4 ")));
+  end(child);
+  EXPECT_EQ(left.text(), "");
+}
+
+/// As where the machine stands still for longer than the patience.
+TEST(LeftBehind, LooksMoreThanOnceWithoutPatience) {
+  const LeftBehind left;
+  std::thread passing([] { std::this_thread::sleep_for(milliseconds{20}); });
+  EXPECT_EQ(left.text(milliseconds{0}), "");
+  passing.join();
 }
 
 TEST(LeftBehind, ReportsADescendantOfAnyDepth) {

@@ -34,7 +34,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import types
 from collections.abc import Sequence
 from typing import NoReturn
@@ -231,11 +230,7 @@ def _lead(connection: socket.socket) -> Process:
 
 def _left() -> str:
     """What stays below this process, " ".join of it."""
-    end = time.monotonic() + left_behind.PATIENCE_S
-    staying = left_behind.living_descendants()
-    while staying and time.monotonic() < end:
-        time.sleep(0.01)
-        staying &= left_behind.living_descendants()
+    staying = left_behind.what_stays(left_behind.living_descendants)
     return " ".join(f"process {pid}{left_behind.name_of(f'process {pid}')}" for pid in sorted(staying))
 
 

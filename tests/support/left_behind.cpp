@@ -23,7 +23,10 @@ using Lines = std::set<std::string>;
 
 constexpr std::string_view kSharedMemory = "/memfd:zeroth";
 const std::string kProcess = "process ";
-constexpr std::chrono::milliseconds kBetweenLooks{10};
+constexpr std::chrono::milliseconds kFirstPause{10};
+constexpr std::chrono::milliseconds kLongestPause{100};
+/// At least: a machine that stands still for seconds must not make one look of many.
+constexpr int kLooks = 10;
 
 std::string read_text(const fs::path& path) {
   std::ifstream file(path);
@@ -72,15 +75,28 @@ Lines shared_memory(const fs::path& process) {
   return lines;
 }
 
-char state_of(pid_t pid) {
-  const std::string text = read_text("/proc/" + std::to_string(pid) + "/stat");
+/// Letter of proc(5) for a folder of /proc, X if it has gone.
+char state_of(const fs::path& process) {
+  const std::string text = read_text(process / "stat");
   const std::size_t name_end = text.rfind(')');
   return name_end == std::string::npos || name_end + 2 >= text.size() ? 'X' : text[name_end + 2];
 }
 
+fs::path folder_of(pid_t pid) {
+  return "/proc/" + std::to_string(pid);
+}
+
+/// Whether all its threads have: a process whose main thread has ended is a zombie that holds what it held.
+bool all_threads_ended(pid_t pid) {
+  return std::ranges::all_of(entries(folder_of(pid) / "task"), [](const fs::path& thread) {
+    const char state = state_of(thread);
+    return state == 'Z' || state == 'X';
+  });
+}
+
 std::vector<pid_t> children_of(pid_t pid) {
   std::vector<pid_t> children;
-  for (const fs::path& thread : entries("/proc/" + std::to_string(pid) + "/task")) {
+  for (const fs::path& thread : entries(folder_of(pid) / "task")) {
     std::istringstream file(read_text(thread / "children"));
     for (pid_t child = 0; file >> child;) children.push_back(child);
   }
@@ -92,10 +108,11 @@ std::set<pid_t> living_descendants() {
   std::set<pid_t> living;
   const std::function<void(pid_t)> visit = [&](pid_t parent) {
     for (const pid_t child : children_of(parent)) {
-      const char state = state_of(child);
-      if (state == 'Z' && parent == ::getpid()) ::waitpid(child, nullptr, WNOHANG);
-      if (state == 'Z' || state == 'X' || !living.insert(child).second) continue;
-      visit(child);
+      if (all_threads_ended(child)) {
+        if (parent == ::getpid()) ::waitpid(child, nullptr, WNOHANG);
+      } else if (living.insert(child).second) {
+        visit(child);
+      }
     }
   };
   visit(::getpid());
@@ -125,7 +142,8 @@ std::vector<NamedSocket> named_sockets() {
   return result;
 }
 
-/// Targets of all descriptors of processes that are neither this one nor one of `family`.
+/// Targets of all descriptors of processes that are neither this one nor one of `family`. Where the main thread of a
+/// process has ended, its other threads have the descriptors.
 Lines held_by_strangers(const std::set<pid_t>& family) {
   Lines held;
   for (const fs::path& process : entries("/proc")) {
@@ -133,7 +151,11 @@ Lines held_by_strangers(const std::set<pid_t>& family) {
     pid_t pid = 0;
     const auto parsed = std::from_chars(name.data(), name.data() + name.size(), pid);
     if (parsed.ptr != name.data() + name.size() || pid == ::getpid() || family.contains(pid)) continue;
-    for (auto& [number, target] : descriptors(process)) held.insert(std::move(target));
+    const std::vector<fs::path> holders =
+        state_of(process) == 'Z' ? entries(process / "task") : std::vector<fs::path>{process};
+    for (const fs::path& holder : holders) {
+      for (auto& [number, target] : descriptors(holder)) held.insert(std::move(target));
+    }
   }
   return held;
 }
@@ -165,8 +187,10 @@ std::string name_of(const std::string& line) {
 std::string what_stays(const std::function<Lines()>& look, std::chrono::milliseconds patience) {
   const auto end = std::chrono::steady_clock::now() + patience;
   Lines staying = look();
-  while (!staying.empty() && std::chrono::steady_clock::now() < end) {
-    std::this_thread::sleep_for(kBetweenLooks);
+  std::chrono::milliseconds pause = kFirstPause;
+  for (int looks = 1; !staying.empty() && (std::chrono::steady_clock::now() < end || looks < kLooks); ++looks) {
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause * 6 / 5, kLongestPause);
     const Lines now = look();
     Lines both;
     std::ranges::set_intersection(staying, now, std::inserter(both, both.end()));

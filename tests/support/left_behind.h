@@ -15,7 +15,7 @@ namespace zeroth::test {
 /// Lines of holdings() that are not in `before`, and do not go away by themselves within `patience`; "" if there are
 /// none.
 [[nodiscard]] std::string still_held(const std::set<std::string>& before,
-                                     std::chrono::milliseconds patience = std::chrono::milliseconds{2'000});
+                                     std::chrono::milliseconds patience = std::chrono::milliseconds{5'000});
 
 /// From its construction on this process adopts the orphans of its descendants, and it and they have a TMPDIR of their
 /// own. Looks for processes, memory, sockets and files that are still there when a job has ended.
@@ -35,7 +35,7 @@ class LeftBehind {
   ///   memory, descriptor, thread   of this process, new since the construction
   ///   socket    abstract, named by Zeroth for this user, new since the construction, and held by no process outside
   ///   this test file      in folder(), and with "zeroth" in its name in /dev/shm
-  [[nodiscard]] std::string text(std::chrono::milliseconds patience = std::chrono::milliseconds{2'000}) const;
+  [[nodiscard]] std::string text(std::chrono::milliseconds patience = std::chrono::milliseconds{5'000}) const;
 
  private:
   [[nodiscard]] std::set<std::string> look() const;

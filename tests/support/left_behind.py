@@ -7,6 +7,7 @@ runs a test, ends as it ends, but with 1 and a line for each thing where somethi
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import pathlib
@@ -15,11 +16,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
+Seen = TypeVar("Seen")
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-PATIENCE_S = 2.0
+PATIENCE_S = 5.0
+LOOKS = 10
+"""at least: a machine that stands still for seconds must not make one look of many"""
 FAILED = "FAILED: the test has left"
 PROC = pathlib.Path("/proc")
 
@@ -48,19 +53,25 @@ def read(path: pathlib.Path) -> str:
 
 
 def children_of(pid: int) -> list[int]:
-    found: list[int] = []
-    try:
-        for task in (PROC / str(pid) / "task").iterdir():
-            found += [int(child) for child in read(task / "children").split()]
-    except OSError:
-        pass
-    return found
+    return [int(child) for thread in threads_of(pid) for child in read(thread / "children").split()]
 
 
-def state_of(pid: int) -> str:
-    """Letter of proc(5), X if it has gone."""
-    fields = read(PROC / str(pid) / "stat").rpartition(")")[2].split()
+def state_of(process: pathlib.Path) -> str:
+    """Letter of proc(5) for a folder of /proc, X if it has gone."""
+    fields = read(process / "stat").rpartition(")")[2].split()
     return fields[0] if fields else "X"
+
+
+def threads_of(pid: int) -> list[pathlib.Path]:
+    try:
+        return list((PROC / str(pid) / "task").iterdir())
+    except OSError:
+        return []
+
+
+def all_threads_ended(pid: int) -> bool:
+    """Whether all its threads have: a process whose main thread has ended is a zombie that holds what it held."""
+    return all(state_of(thread) in "ZX" for thread in threads_of(pid))
 
 
 def living_descendants() -> set[int]:
@@ -70,13 +81,13 @@ def living_descendants() -> set[int]:
     while waiting:
         parent = waiting.pop()
         for child in children_of(parent):
-            state = state_of(child)
-            if state == "Z" and parent == os.getpid():
-                try:
-                    os.waitpid(child, os.WNOHANG)
-                except ChildProcessError:
-                    pass
-            elif state not in "ZX" and child not in living and child not in STRANGERS:
+            if all_threads_ended(child):
+                if parent == os.getpid():
+                    try:
+                        os.waitpid(child, os.WNOHANG)
+                    except ChildProcessError:
+                        pass
+            elif child not in living and child not in STRANGERS:
                 living.add(child)
                 waiting.append(child)
     return living
@@ -91,16 +102,14 @@ def kill_descendants() -> None:
 
 
 def targets(pid: int) -> set[str]:
-    """What the descriptors of a process lead to."""
+    """What the descriptors of a process lead to; where its main thread has ended, those of the others."""
+    process = PROC / str(pid)
     found = set()
-    try:
-        for link in (PROC / str(pid) / "fd").iterdir():
-            try:
-                found.add(os.readlink(link))
-            except OSError:
-                pass
-    except OSError:
-        pass
+    for holder in threads_of(pid) if state_of(process) == "Z" else [process]:
+        with contextlib.suppress(OSError):
+            for link in (holder / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    found.add(os.readlink(link))
     return found
 
 
@@ -125,6 +134,18 @@ def memory_files() -> set[str]:
     return {f"file {path}" for path in pathlib.Path("/dev/shm").glob("*zeroth*")}
 
 
+def what_stays(look: Callable[[], set[Seen]], patience_s: float = PATIENCE_S) -> set[Seen]:
+    """What look() sees each time until the end of the patience. What is seen once was on its way out, or in."""
+    end = time.monotonic() + patience_s
+    staying, looks, pause_s = look(), 1, 0.01
+    while staying and (time.monotonic() < end or looks < LOOKS):
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.2, 0.1)
+        staying &= look()
+        looks += 1
+    return staying
+
+
 class LeftBehind:
     """Compares with what was there at its construction. `folder` is the TMPDIR that the job is given."""
 
@@ -143,18 +164,18 @@ class LeftBehind:
         sockets = {inode: name for inode, name in named_sockets().items() if inode not in self.sockets_before}
         if sockets:
             strangers = {int(path.name) for path in PROC.iterdir() if path.name.isdigit()} - family - {os.getpid()}
-            held = set().union(*(targets(pid) for pid in strangers))
-            lines |= {f"socket {name} {inode}" for inode, name in sockets.items() if inode not in held}
+            for pid in sorted(strangers, reverse=True):  # jobs beside this one are younger than the system
+                for inode in targets(pid) & sockets.keys():
+                    del sockets[inode]
+                if not sockets:
+                    break
+            lines |= {f"socket {name} {inode}" for inode, name in sockets.items()}
         lines |= {f"file {path}" for path in self.folder.rglob("*")}
         return lines | (memory_files() - self.files_before)
 
     def text(self, patience_s: float = PATIENCE_S) -> str:
         """One line for each thing that stays, "" if nothing does."""
-        end = time.monotonic() + patience_s
-        staying = self.look()
-        while staying and time.monotonic() < end:
-            time.sleep(0.01)
-            staying &= self.look()
+        staying = what_stays(self.look, patience_s)
         return "\n".join(line + name_of(line) for line in sorted(staying))
 
 
