@@ -216,12 +216,22 @@ FaultRow row_of(const FaultCase& fault, Over over, const Outcome& outcome) {
   return row;
 }
 
+bool is_late(const FaultCase& fault, const Outcome& outcome) {
+  for (int rank = 0; rank < kFaultRanks; ++rank) {
+    const std::optional<double>& seconds = outcome.seconds[static_cast<std::size_t>(rank)];
+    if (rank != fault.guilty && seconds.value_or(fault.within_s) >= fault.within_s) return true;
+  }
+  return false;
+}
+
 class Faults : public ::testing::TestWithParam<std::tuple<FaultCase, Over>> {};
 
 TEST_P(Faults, AreExplained) {
   const auto& [fault, over] = GetParam();
   const std::optional<Told>& told = fault.told(over);
-  const Outcome outcome = run(fault, over);
+  Outcome outcome = run(fault, over);
+  // A machine that stood still, as virtual ones may, says nothing about the time. Who is always late fails.
+  for (int again = 0; again < 2 && is_late(fault, outcome); ++again) outcome = run(fault, over);
   const std::string all = outcome.report.text() + outcome.output[0];
   if (std::getenv("ZEROTH_SHOW_FAULTS") != nullptr) std::fputs(all.c_str(), stdout);
   EXPECT_TRUE(outcome.struck) << all;
