@@ -293,7 +293,7 @@ LogLevel log_level_of(const std::string& name) {
       {.where = "python.engine", .which = "log_level", .expected = "debug, info, warning, error or off", .got = name});
 }
 
-using UnitTuple = std::tuple<std::string, std::uintptr_t, std::string>;  // path, id of the module, class
+using UnitTuple = std::tuple<std::string, std::uintptr_t, std::string, int>;  // path, id of the module, class, uses
 using TensorTuple = std::tuple<std::string, at::Tensor>;
 
 /// The keys of zeroth._hypers, of which a group may leave some out.
@@ -352,8 +352,8 @@ std::function<bool()> has_entries(PyObject* dictionary) {
 
 std::vector<libtorch::UnitPath> unit_paths(const std::vector<UnitTuple>& units) {
   std::vector<libtorch::UnitPath> paths;
-  for (const auto& [path, identity, type] : units) {
-    paths.push_back({.path = path, .identity = reinterpret_cast<const void*>(identity), .type = type});
+  for (const auto& [path, identity, type, uses] : units) {
+    paths.push_back({.path = path, .identity = reinterpret_cast<const void*>(identity), .type = type, .uses = uses});
   }
   return paths;
 }

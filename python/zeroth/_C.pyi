@@ -920,7 +920,7 @@ class Engine:
 
     def __init__(
         self,
-        units: Sequence[tuple[str, int, str]],
+        units: Sequence[tuple[str, int, str, int]],
         units_hint: str,
         parameters: Sequence[tuple[str, torch.Tensor]],
         buffers: Sequence[tuple[dict[str, Any], str, str, torch.Tensor | None, bool]],
@@ -1124,7 +1124,7 @@ def plan_activations(
     memory_bytes: int,
 ) -> dict[str, Any]: ...
 def preview_tiers(
-    units: Sequence[tuple[str, int, str]],
+    units: Sequence[tuple[str, int, str, int]],
     parameters: Sequence[tuple[str, torch.Tensor]],
     boxes: Mapping[str, ParameterBox],
     config: Config,

@@ -137,7 +137,7 @@ class Engine:
         modules = list(dict.fromkeys(found.values()))  # one a unit, in the order in which C++ numbers them
         try:
             self._core: _C.Engine = _C.Engine(
-                units=[(path, id(module), _units.kind_of(module)) for path, module in found.items()],
+                units=_units.described(model, found),
                 units_hint=_units.suggestion(model, found),
                 parameters=_boxes.own_parameters(model),
                 buffers=buffers,

@@ -63,7 +63,7 @@ def plan_tiers(
     for parameter in model.parameters():
         places[id(parameter)] = _place_of(parameter) if parameter.is_meta else parameter
     rows, text = _C.preview_tiers(
-        units=[(path, id(module), _units.kind_of(module)) for path, module in found.items()],
+        units=_units.described(model, found),
         parameters=[(name, places[id(one)]) for name, one in model.named_parameters(remove_duplicate=False)],
         boxes=_boxes.of_model(model),
         config=to_config(config),

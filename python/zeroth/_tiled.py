@@ -5,6 +5,7 @@ Ref: Rajbhandari et al., "ZeRO-Infinity", SC 2021, section 5.1.3 (memory-centric
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ __all__ = [
     "tiles_of_tables",
     "untile",
     "untiled_state_dict",
+    "uses_of_tiles",
 ]
 
 _WHERE = "python.tiled"
@@ -358,6 +360,12 @@ def tile_units(model: nn.Module) -> dict[str, nn.Module]:
         for prefix, module in _modules_of(model, (_Tiled, InTiles))
         for number, one in enumerate(module.tiles)
     }
+
+
+def uses_of_tiles(model: nn.Module) -> Counter[int]:
+    """By the id of a tile, how many layers have it: two where a head shares its matrix with the embedding."""
+    layers = (module for module in model.modules() if isinstance(module, (_Tiled, InTiles)))
+    return Counter(id(one) for layer in layers for one in layer.tiles)
 
 
 def tiles_of_tables(modules: Iterable[nn.Module]) -> set[int]:

@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from zeroth import _C
-from zeroth._tiled import tile_units
+from zeroth._tiled import tile_units, uses_of_tiles
 
-__all__ = ["Unit", "find_units", "kind_of", "named_units", "suggestion", "units", "with_tiles"]
+__all__ = ["Unit", "described", "find_units", "kind_of", "named_units", "suggestion", "units", "with_tiles"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,6 +75,12 @@ def kind_of(module: nn.Module) -> str:
     counts as its base."""
     owner = next((base for base in type(module).__mro__ if "forward" in vars(base)), nn.Module)
     return (type(module) if owner is nn.Module else owner).__qualname__
+
+
+def described(model: nn.Module, found: Mapping[str, nn.Module]) -> list[tuple[str, int, str, int]]:
+    """The units as C++ takes them: path, identity, class, and forwards of a micro-step."""
+    uses = uses_of_tiles(model)
+    return [(path, id(module), kind_of(module), uses.get(id(module), 1)) for path, module in found.items()]
 
 
 def suggestion(model: nn.Module, found: Mapping[str, nn.Module]) -> str:

@@ -217,7 +217,7 @@ ModelDescription describe_model(const std::vector<UnitPath>& units, const std::v
     const auto known_as = std::find(identities.begin() + 1, identities.end(), unit.identity);
     prefixes.emplace_back(unit.path + ".", static_cast<int>(known_as - identities.begin()));
     if (known_as != identities.end()) continue;
-    model.units.push_back({.name = unit.path});
+    model.units.push_back({.name = unit.path, .uses = unit.uses});
     identities.push_back(unit.identity);
     types.push_back(unit.type);
   }

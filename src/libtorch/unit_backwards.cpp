@@ -58,7 +58,8 @@ void UnitBackwards::finish_younger_than(std::uint64_t thread, std::uint64_t node
     const std::uint64_t since = core_->gradients_complete(unit) ? 0 : forwards_since_earlier_use(last.use->invocation);
     if (since == 0) {
       finish(unit);
-    } else if (since > static_cast<std::uint64_t>(core_->settings().plan.ring_slots)) {
+    } else if (core_->layout().units[static_cast<std::size_t>(unit)].uses > 1 ||
+               since > static_cast<std::uint64_t>(core_->settings().plan.ring_slots)) {
       last.given_back = true;
       core_->post_backward(unit);
     }

@@ -146,7 +146,12 @@ std::uint64_t planned_gathers(const ModelLayout& model, const ShardingPlan& plan
   if (!plan.gathers_parameters()) return 0;
   if (!gathers.empty()) return static_cast<std::uint64_t>(gathers[static_cast<std::size_t>(unit)]);
   if (plan.reshard == Reshard::kStep) return 1;
-  return static_cast<std::uint64_t>(micro_steps) * (keeps_gathered(model, plan, unit) ? 1 : 2);
+  const UnitSpec& spec = model.units[static_cast<std::size_t>(unit)];
+  // What a use keeps for its backward is there for the uses after it, too, unless they come after others of the ring.
+  const bool shares_slot = spec.repeated && plan.reshard == Reshard::kDefault;
+  int of_micro_step = 2 * spec.uses;
+  if (keeps_gathered(model, plan, unit)) of_micro_step = shares_slot ? 2 * spec.uses - 1 : spec.uses;
+  return static_cast<std::uint64_t>(micro_steps) * static_cast<std::uint64_t>(of_micro_step);
 }
 
 SlotTable gathered_slots(const ModelLayout& model, const ShardingPlan& plan) {

@@ -70,7 +70,8 @@ std::map<int, UnitSpec> parts_by_group(const std::vector<ParamSpec>& params, con
   std::map<int, UnitSpec> parts;
   for (const int param : unit.params) {
     const int group = params[static_cast<std::size_t>(param)].shard_group;
-    UnitSpec& part = parts.try_emplace(group, UnitSpec{.name = unit.name, .repeated = unit.repeated}).first->second;
+    UnitSpec& part = parts.try_emplace(group, UnitSpec{.name = unit.name, .repeated = unit.repeated, .uses = unit.uses})
+                         .first->second;
     part.params.push_back(param);
   }
   if (parts.empty()) parts.emplace(0, unit);

@@ -312,6 +312,13 @@ def tiles(folder: str) -> None:
     report = engine.memory_report()  # the backward of the head gives its tiles back, which that of the embedding awaits
     assert report.planned == report.measured_peak, (report.planned, report.measured_peak)
     assert report.overflow_slots == 0 and report.live_gathered_peak <= 64 * width + 4096, report
+    for reshard in ("default", "all", "none"):  # what each tile is gathered for, as the formula says
+        tied = Tied()
+        zeroth.tile(tied, larger_than=64 * width)
+        _, other = train(tied, config(3, 2, zeroth={"reshard": reshard}))
+        wire = other.wire_report()
+        assert wire["all_gather"] == STEPS * wire["planned_all_gather"] > 0, (reshard, wire)
+        other.close(keep_parameters=False)
     state, reference = zeroth.untiled_state_dict(model, engine.state_dict()), whole.state_dict()
     assert state.keys() == reference.keys(), (state.keys(), reference.keys())
     for name, value in state.items():

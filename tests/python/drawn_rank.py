@@ -61,11 +61,11 @@ def run(
         norms.append(result.grad_norm)
     if training.dtype == "float64":  # a sum of gradients is float32, beyond a plan of 16 bits
         report, wire = engine.memory_report(), engine.wire_report()
-        assert report.planned == report.measured_peak, str(report)
-        # Tiles of a matrix that is embedding and head are gathered for both; a pipeline knows it.
-        if training.pp > 1 or not training.tiled or training.model == "llama":
-            assert wire["all_gather"] == len(steps) * wire["planned_all_gather"], wire
-        assert wire["reduce_scatter"] == len(steps) * wire["planned_reduce_scatter"], wire
+        assert wire["all_gather"] == len(steps) * wire["planned_all_gather"], wire
+        # A rank that gets no core for long may make others copy a bucket in vain (docs/decisions/0032).
+        if engine.average(float(report.spills)) == 0:
+            assert report.planned == report.measured_peak, str(report)
+            assert wire["reduce_scatter"] == len(steps) * wire["planned_reduce_scatter"], wire
     if save_to is not None:
         engine.save(save_to)
     weights = engine.state_dict(ranks=None)

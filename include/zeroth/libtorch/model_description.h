@@ -38,6 +38,7 @@ struct UnitPath {
   std::string path{};              ///< "blocks.3": the parameters below it belong to the unit
   const void* identity = nullptr;  ///< the same module under two paths is one unit
   std::string type{};              ///< its class
+  int uses = 1;                    ///< UnitSpec::uses; where there are several paths, the first one's counts
 };
 
 struct ModelDescription {

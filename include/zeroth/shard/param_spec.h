@@ -49,6 +49,9 @@ struct UnitSpec {
   std::vector<int> params{};
   bool repeated =
       false;  ///< one of several units of the same form, which share a ring of slots; others have their own slot
+  /// Its forwards in a micro-step, far from each other: a tile of a matrix that is embedding and head has two. The plan
+  /// of gathers counts them.
+  int uses = 1;
   bool operator==(const UnitSpec&) const = default;
 };
 

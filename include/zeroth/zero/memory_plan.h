@@ -62,8 +62,8 @@ struct WireBytes {
 ///   gather_gradients    a x (part of the sums - own piece)
 ///   publish_parameters  p x (part at rest - part of the update)
 /// g is the gradients' degree, N by default. A unit that stays gathered from forward to backward (see Reshard) counts
-/// one gather per micro-step, the others two, one with Reshard::kStep one in a step. `gathers`: of each unit in a
-/// step, where the front end knows them; empty: these.
+/// one gather per micro-step, the others two, for each of UnitSpec::uses; one with Reshard::kStep one in a step.
+/// `gathers`: of each unit in a step, where the front end knows them; empty: these.
 [[nodiscard]] WireBytes plan_wire(const ModelLayout& model, const ShardingPlan& plan, int rank, int micro_steps,
                                   std::span<const int> gathers = {});
 

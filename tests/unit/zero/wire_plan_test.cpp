@@ -67,13 +67,13 @@ RC_GTEST_PROP(WirePlanProperty, SumOverRanksIsTheFormulaExactly, ()) {
                                expected.publish_parameters);
 }
 
-ModelLayout even_model(DType dtype, int world) {
+ModelLayout even_model(DType dtype, int world, int uses = 1) {
   // Three equal repeated units and a root; every flat has a whole number of blocks on every rank.
   std::vector<ParamSpec> params;
   std::vector<UnitSpec> units;
   for (int unit = 0; unit < 4; ++unit) {
     params.push_back({.name = "w" + std::to_string(unit), .shape = {world * 2, 1024}, .dtype = dtype});
-    units.push_back({.name = "u" + std::to_string(unit), .params = {unit}, .repeated = unit > 0});
+    units.push_back({.name = "u" + std::to_string(unit), .params = {unit}, .repeated = unit > 0, .uses = uses});
   }
   return make_model_layout(params, units, world);
 }
@@ -128,6 +128,23 @@ TEST(WirePlan, MicroStepsMultiplyWhatHappensInEach) {
     plan.policy = ReductionPolicy::kPerStep;
     EXPECT_EQ(plan_wire(model, plan, 1, 3).reduce_gradients, one.reduce_gradients);
   }
+}
+
+TEST(WirePlan, UnitsOfSeveralUsesAreGatheredForEach) {
+  // u0 has a slot of its own, u1 to u3 are a ring. What stays for its backward is there for the use after it, too, but
+  // in the ring others come between. Each use gives its unit back in backward.
+  const auto gathers = [](Reshard reshard) {
+    const ModelLayout model = even_model(DType::kFloat32, 2, /*uses=*/2);
+    ShardingPlan plan = zero_plan(3, {"dp"});
+    plan.reshard = reshard;
+    std::vector<std::uint64_t> of_units;
+    for (int unit = 0; unit < 4; ++unit) of_units.push_back(planned_gathers(model, plan, unit, 3));
+    return of_units;
+  };
+  EXPECT_EQ(gathers(Reshard::kAll), (std::vector<std::uint64_t>{12, 12, 12, 12}));
+  EXPECT_EQ(gathers(Reshard::kNone), (std::vector<std::uint64_t>{6, 6, 6, 6}));
+  EXPECT_EQ(gathers(Reshard::kDefault), (std::vector<std::uint64_t>{6, 12, 12, 9}));
+  EXPECT_EQ(gathers(Reshard::kStep), (std::vector<std::uint64_t>{1, 1, 1, 1}));
 }
 
 /// 8 ranks on two nodes, one flat of 4 MiB: units of an eighth of it.
