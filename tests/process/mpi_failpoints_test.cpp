@@ -110,9 +110,13 @@ TEST(MpiFailpoints, ALifeWithoutAFaultIsWhole) {
 /// Such a process cannot end as mpirun wants it to, so it is no test by itself.
 TEST(MpiFailpoints, ACallOfMpisThatDoesNotEndLeavesTheProcessWithoutMpi) {
   const LeftBehind left;
-  const Ending ending = mpirun("", true,
-                               {"env", "-u", "GTEST_TOTAL_SHARDS", "-u", "GTEST_SHARD_INDEX", "ZEROTH_TEST_LOSES_MPI=1",
-                                ZEROTH_MISMATCH, "--gtest_color=no", "--gtest_filter=*ACallThatOneRankSkips*"});
+  Ending ending;
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    ending = mpirun("", true,
+                    {"env", "-u", "GTEST_TOTAL_SHARDS", "-u", "GTEST_SHARD_INDEX", "ZEROTH_TEST_LOSES_MPI=1",
+                     ZEROTH_MISMATCH, "--gtest_color=no", "--gtest_filter=*ACallThatOneRankSkips*"});
+    if (ending.output.find("world was not complete within") == std::string::npos) break;  // a busy machine starts late
+  }
   EXPECT_TRUE(ending.in_time) << ending.output;
   for (const char* part : {"[  PASSED  ] 1 test.", "[       OK ] "}) {
     const std::size_t first = ending.output.find(part);

@@ -13,6 +13,7 @@ import unittest
 
 import forked
 import job
+import ports
 import tier
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -160,7 +161,7 @@ class Groups(job.RankTest):
     def test_ranks_of_two_hosts(self) -> None:
         # Two nodes of one rank each, as torchrun would start them on two hosts.
         variables = {name: value for name, value in os.environ.items() if name != "ZEROTH_JOB_ID"}
-        port = job.free_port()
+        port = ports.free_port()
         program = [*forked.python(), str(HERE / "c10d_trouble_rank.py"), "wire"]
         ranks = [
             subprocess.Popen(

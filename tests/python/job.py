@@ -7,7 +7,6 @@ import concurrent.futures
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -109,7 +108,10 @@ class Family:
 
     def end(self, limit_s: float, may_leave: str = "") -> subprocess.CompletedProcess[str]:
         """Waits for it, and looks for what it has left; `may_leave`: part of a line that is another's fault."""
-        code = self.process.wait(limit_s)
+        try:
+            code = self.process.wait(limit_s)
+        except subprocess.TimeoutExpired as late:
+            raise AssertionError(f"{late}\n{self.output('out')}{self.output('err')}") from None
         out, err = self.output("out"), self.output("err")
         left = "" if self.beside else self.left.text()
         if self.beside and left_behind.FAILED in out:
@@ -141,13 +143,6 @@ def statements(path: pathlib.Path) -> int:
     """Logical lines: a formatter does not change how many there are."""
     with open(path) as file:
         return sum(token.type == tokenize.NEWLINE for token in tokenize.generate_tokens(file.readline))
-
-
-def free_port() -> int:
-    """A port that nobody has at the moment."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def together(jobs: Iterable[Key], call: Callable[[Key], Value], at_once: int = 8) -> dict[Key, Value | Exception]:

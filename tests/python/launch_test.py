@@ -16,6 +16,7 @@ from unittest import mock
 
 import forked
 import job
+import ports
 
 PROGRAM = str(job.HERE / "launch_rank.py")
 STEPS = 8
@@ -65,7 +66,7 @@ class Launchers(unittest.TestCase):
                     "--master-addr",
                     "127.0.0.1",
                     "--master-port",
-                    str(job.free_port()),
+                    str(ports.free_port()),
                     "--log-dir",
                     logs,
                     forked.program(),
@@ -97,7 +98,7 @@ class Launchers(unittest.TestCase):
             "c10d gloo, says torch.distributed",
             SLURM_STEP_NUM_NODES="2",
             MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(job.free_port()),
+            MASTER_PORT=str(ports.free_port()),
         )
 
     def check_srun(self, backend: str, said: str, **variables: str) -> None:

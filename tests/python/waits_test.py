@@ -18,6 +18,7 @@ import unittest
 import forked
 import job
 import mpi_test
+import ports
 import tier
 
 MPI = bool(os.environ.get("ZEROTH_MPIRUN"))
@@ -73,7 +74,7 @@ class Case:
                 "WORLD_SIZE": "3",
                 "LOCAL_WORLD_SIZE": "3",
                 "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(job.free_port()),
+                "MASTER_PORT": str(ports.free_port()),
             }
             environment = mpi_test.variables(**world, **variables)
             command = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,13 +19,6 @@ PROBE = os.environ["ZEROTH_PROBE"]
 """paths of zeroth-run and rank_probe, from CMake"""
 PATIENCE_S = 30.0
 SECRET = "a secret of enough bytes"
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port
 
 
 class Run:

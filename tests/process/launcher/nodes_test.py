@@ -15,6 +15,7 @@ import time
 import unittest
 
 import launching
+import ports
 from launching import PATIENCE_S, PROBE, SECRET, Run, Stage
 
 
@@ -75,7 +76,7 @@ class Nodes(unittest.TestCase):
         self.stage = Stage()
         self.stage.__enter__()
         self.addCleanup(self.stage.__exit__)
-        self.port = launching.free_port()
+        self.port = ports.free_port()
 
     def node(
         self,
@@ -204,7 +205,7 @@ class Nodes(unittest.TestCase):
                 for action in ("kill", "throw"):
                     rule = f"launcher.{site}@rank={victim}:{action}"
                     with self.subTest(rule):
-                        self.port = launching.free_port()
+                        self.port = ports.free_port()
                         nodes = [
                             self.node(number, PROBE, "wait", "ignore", "child", options=options, ZEROTH_FAULTS=rule)
                             for number in (0, 1)
@@ -452,9 +453,7 @@ class Nodes(unittest.TestCase):
         self.assertEqual([run.code() for run in (head, *nodes)], [0, 0, 0])
 
     def test_a_port_that_is_taken(self) -> None:
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", self.port))
-            taken.listen()
+        with socket.create_server(("127.0.0.1", self.port)):
             head = self.node(0)
             self.assertEqual(head.code(), 69)
         self.assertRegex(head.err, rf"\[LAUNCH\] cannot listen at 127\.0\.0\.1:{self.port}: Address already in use")
