@@ -83,10 +83,8 @@ def living_descendants() -> set[int]:
         for child in children_of(parent):
             if all_threads_ended(child):
                 if parent == os.getpid():
-                    try:
+                    with contextlib.suppress(ChildProcessError):
                         os.waitpid(child, os.WNOHANG)
-                    except ChildProcessError:
-                        pass
             elif child not in living and child not in STRANGERS:
                 living.add(child)
                 waiting.append(child)
