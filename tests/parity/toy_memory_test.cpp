@@ -1,4 +1,5 @@
 // What the engine uses on the toy model, memory and wire, beside what its plans say; and what does not fit.
+#include "support/attempts.h"
 #include "support/tier.h"
 #include "toy_engine.h"
 
@@ -173,14 +174,11 @@ bool in_tier(int turn) {
 /// The memory of a training whose ranks were in one order. Between nodes, ranks on a busy machine may copy a peer's
 /// bucket in vain (docs/decisions/0032): such a run is not one to compare with a plan. One that always does so fails.
 std::vector<MemoryReport> memory_in_one_order(const ToyTraining& training) {
-  constexpr int kTries = 4;
-  std::vector<MemoryReport> memory;
-  for (int run = 0; run < kTries; ++run) {
-    memory = train_toy(training).memory;
-    const bool spilled = std::ranges::any_of(memory, [](const MemoryReport& report) { return report.spills > 0; });
-    if (!spilled || training.transport == ThreadTransport::kMemory) break;
-  }
-  return memory;
+  const auto is_in_order = [&](const std::vector<MemoryReport>& memory) {
+    return training.transport == ThreadTransport::kMemory ||
+           std::ranges::none_of(memory, [](const MemoryReport& report) { return report.spills > 0; });
+  };
+  return attempted([&] { return train_toy(training).memory; }, is_in_order, 4);
 }
 
 void expect_planned_memory_with_degrees() {

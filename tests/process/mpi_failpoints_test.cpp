@@ -1,6 +1,7 @@
 // Failpoints of ranks that mpirun started: those of the MPI transport, and the middle of every call. A rank that dies
 // is mpirun's to see (docs/decisions/0014-mpi-behind-a-table.md): it ends the others. A rank that throws tells them
 // itself.
+#include "support/attempts.h"
 #include "support/left_behind.h"
 
 #include <zeroth/base/deadline.h>
@@ -110,13 +111,14 @@ TEST(MpiFailpoints, ALifeWithoutAFaultIsWhole) {
 /// Such a process cannot end as mpirun wants it to, so it is no test by itself.
 TEST(MpiFailpoints, ACallOfMpisThatDoesNotEndLeavesTheProcessWithoutMpi) {
   const LeftBehind left;
-  Ending ending;
-  for (int attempt = 0; attempt < 3; ++attempt) {
-    ending = mpirun("", true,
-                    {"env", "-u", "GTEST_TOTAL_SHARDS", "-u", "GTEST_SHARD_INDEX", "ZEROTH_TEST_LOSES_MPI=1",
-                     ZEROTH_MISMATCH, "--gtest_color=no", "--gtest_filter=*ACallThatOneRankSkips*"});
-    if (ending.output.find("world was not complete within") == std::string::npos) break;  // a busy machine starts late
-  }
+  const auto run = [] {
+    return mpirun("", true,
+                  {"env", "-u", "GTEST_TOTAL_SHARDS", "-u", "GTEST_SHARD_INDEX", "ZEROTH_TEST_LOSES_MPI=1",
+                   ZEROTH_MISMATCH, "--gtest_color=no", "--gtest_filter=*ACallThatOneRankSkips*"});
+  };
+  const Ending ending = attempted(run, [](const Ending& one) {  // a busy machine starts ranks far apart
+    return one.output.find("world was not complete within") == std::string::npos;
+  });
   EXPECT_TRUE(ending.in_time) << ending.output;
   for (const char* part : {"[  PASSED  ] 1 test.", "[       OK ] "}) {
     const std::size_t first = ending.output.find(part);

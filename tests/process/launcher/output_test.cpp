@@ -1,6 +1,7 @@
 // What becomes of the ranks' output.
 #include "process/launcher/job.h"
 #include "process/launcher/scratch.h"
+#include "support/attempts.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -80,12 +81,12 @@ TEST(Output, LastLineWithoutAnEndIsNotLost) {
 }
 
 TEST(Output, ALineOfSeveralRanksIsWrittenOnce) {
-  JobResult result;
-  const auto is_merged = [&result] { return result.out.starts_with("[ranks 0-2] same\n") && result.err.size() == 17; };
-  for (int attempt = 0; attempt < 3 && !is_merged(); ++attempt) {  // ranks that start far apart are not waited for
-    Job job({"-q", "-n", "3", "/bin/sh", "-c", "echo same; echo own $RANK; echo same >&2"}, {.merge = true});
-    result = job.wait();
-  }
+  const auto run = [] {
+    return Job({"-q", "-n", "3", "/bin/sh", "-c", "echo same; echo own $RANK; echo same >&2"}, {.merge = true}).wait();
+  };
+  const JobResult result = attempted(run, [](const JobResult& one) {  // ranks that start far apart are not waited for
+    return one.out.starts_with("[ranks 0-2] same\n") && one.err == "[ranks 0-2] same\n";
+  });
   EXPECT_EQ(result.out.substr(0, 17), "[ranks 0-2] same\n");
   for (const char* rank : {"0", "1", "2"}) {
     EXPECT_THAT(result.out, HasSubstr(std::string("[") + rank + "] own " + rank + "\n"));
