@@ -1,6 +1,7 @@
 #include "libtorch/loss_scale.h"
 
 #include "libtorch/runtime.h"
+#include "libtorch/torch_versions.h"
 
 #include <zeroth/base/error.h>
 
@@ -36,8 +37,7 @@ class ScaleGradient final : public torch::autograd::Node {
 };
 
 Edge edge_through(std::weak_ptr<Runtime> runtime, const at::Tensor& tensor, Edge own, bool divides) {
-  const std::shared_ptr<ScaleGradient> node(new ScaleGradient(std::move(runtime), divides),
-                                            torch::autograd::deleteNode);
+  const auto node = make_node<ScaleGradient>(std::move(runtime), divides);
   node->add_next_edge(std::move(own));
   node->add_input_metadata(tensor);
   return {node, 0};

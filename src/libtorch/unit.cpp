@@ -1,6 +1,7 @@
 #include "libtorch/engine_hook.h"
 #include "libtorch/node_owners.h"
 #include "libtorch/runtime.h"
+#include "libtorch/torch_versions.h"
 
 #include <zeroth/libtorch/unit.h>
 
@@ -36,7 +37,6 @@ class BeforeOutput final : public EngineHook {
   std::uint64_t node_;
 };
 
-using NodePointer = decltype(torch::autograd::Edge::function);  // shared, or since torch 2.15 intrusive
 using Nodes = std::vector<NodePointer>;
 
 /// The producers of tensors, each once, without those that were there before the node number `first` and accumulators.

@@ -1,4 +1,5 @@
 #include "libtorch/parallel/group_call.h"
+#include "libtorch/torch_versions.h"
 
 #include <zeroth/libtorch/collectives.h>
 
@@ -9,7 +10,6 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <cstddef>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -64,7 +64,7 @@ variable_list shift_tracked(const variable_list& tensors, int by, const RankGrou
     outputs = shift_along_ring(tensors, by, group, name);
   }
   if (tracked.empty()) return outputs;
-  const std::shared_ptr<ShiftBack> node(new ShiftBack(group, by), torch::autograd::deleteNode);
+  const auto node = make_node<ShiftBack>(group, by);
   node->set_next_edges(torch::autograd::collect_next_edges(tracked));
   for (std::size_t index = 0; index < tensors.size(); ++index) {
     if (!tensors[index].requires_grad()) continue;

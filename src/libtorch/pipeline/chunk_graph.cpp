@@ -1,6 +1,7 @@
 #include "libtorch/pipeline/chunk_graph.h"
 
 #include "libtorch/engine_hook.h"
+#include "libtorch/torch_versions.h"
 
 #include <zeroth/base/error.h>
 
@@ -13,7 +14,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -85,16 +85,16 @@ edge_list& edges_of(Node& node) {
 }
 
 /// The nodes behind some edges, each once.
-std::vector<std::shared_ptr<Node>> nodes_behind(const edge_list& roots) {
-  std::vector<std::shared_ptr<Node>> nodes;
+std::vector<NodePointer> nodes_behind(const edge_list& roots) {
+  std::vector<NodePointer> nodes;
   std::unordered_set<const Node*> known;
-  std::vector<std::shared_ptr<Node>> next;
+  std::vector<NodePointer> next;
   const auto visit = [&](const Edge& edge) {
     if (edge.is_valid() && known.insert(edge.function.get()).second) next.push_back(edge.function);
   };
   for (const Edge& root : roots) visit(root);
   while (!next.empty()) {
-    std::shared_ptr<Node> node = std::move(next.back());
+    NodePointer node = std::move(next.back());
     next.pop_back();
     for (const Edge& edge : node->next_edges()) visit(edge);
     nodes.push_back(std::move(node));
@@ -196,8 +196,8 @@ void ChunkGraph::keep_late_alone(const edge_list& roots, const std::unordered_se
 
 void ChunkGraph::find_late(edge_list& roots, const std::unordered_set<const Node*>& of_inputs) {
   late_edges_.clear();
-  const std::vector<std::shared_ptr<Node>> nodes = nodes_behind(roots);
-  std::unordered_map<const Node*, std::shared_ptr<Node>> leaves;
+  const std::vector<NodePointer> nodes = nodes_behind(roots);
+  std::unordered_map<const Node*, NodePointer> leaves;
   struct Uses {
     bool by_products = true;  // and by nothing else
     std::uint64_t first = 0;  // sequence number of the first use in the forward pass
@@ -234,7 +234,7 @@ void ChunkGraph::find_late(edge_list& roots, const std::unordered_set<const Node
   for (const auto& [leaf, uses] : parameters) {
     (uses.by_products ? deferred_ : whole_) += 1;
     if (uses.by_products) continue;
-    const Edge handover(std::make_shared<Handover>(uses.first, Edge(leaves.at(leaf), 0)), 0);
+    const Edge handover(make_node<Handover>(uses.first, Edge(leaves.at(leaf), 0)), 0);
     handovers.emplace(leaf, handover);
     late_edges_.push_back(handover);
   }
