@@ -77,6 +77,18 @@ pid_t stay(const std::function<void()>& something, bool as_orphan) {
   return pid;
 }
 
+/// Blocks until the main thread of a process is a zombie; gives up after 60 s.
+void await_main_thread_ended(pid_t pid) {
+  for (int looks = 0; looks < 60'000; ++looks) {
+    std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+    std::string stat;
+    std::getline(file, stat);
+    if (stat.find(") Z ") != std::string::npos) return;
+    std::this_thread::sleep_for(milliseconds{1});
+  }
+  FAIL() << "the main thread of " << pid << " did not end";
+}
+
 void end(pid_t pid) {
   ::kill(pid, SIGKILL);
   ::waitpid(pid, nullptr, 0);
@@ -109,12 +121,17 @@ TEST(LeftBehind, ReportsAProcessOfWhichOneThreadIsLeft) {
   const pid_t child = ::fork();
   if (child == 0) {
     (void)listen_as_zeroth("left4");
+    hold_shared_memory();
     std::thread([] {
       for (;;) ::pause();
     }).detach();
     ::syscall(SYS_exit, 0);  // this thread alone
   }
-  EXPECT_THAT(left.text(kSoon), AllOf(HasSubstr("process " + std::to_string(child) + " "), HasSubstr("-left4 ")));
+  await_main_thread_ended(child);  // what it holds is there from the first look on
+  const std::string who = "process " + std::to_string(child);
+  EXPECT_THAT(left.text(kSoon),
+              AllOf(HasSubstr(who + " "), HasSubstr("-left4 "), HasSubstr(who + ": mapping of /memfd:zeroth:left"),
+                    ContainsRegex(who + ": descriptor [0-9]+ of /memfd:zeroth:left")));
   end(child);
   EXPECT_EQ(left.text(), "");
 }

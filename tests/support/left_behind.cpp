@@ -45,22 +45,43 @@ std::vector<fs::path> entries(const fs::path& folder) {
   return result;
 }
 
-/// What the descriptors of a process lead to: descriptor number and target.
-std::vector<std::pair<std::string, std::string>> descriptors(const fs::path& process) {
-  std::vector<std::pair<std::string, std::string>> result;
-  for (const fs::path& link : entries(process / "fd")) {
-    std::error_code problem;
-    const std::string target = fs::read_symlink(link, problem).string();
-    if (problem || target.ends_with("/fd")) continue;  // the second: the descriptor that this loop itself reads
-    result.emplace_back(link.filename().string(), target);
+using Descriptors = std::vector<std::pair<std::string, std::string>>;
+
+/// What the descriptors of a process lead to: descriptor number and target. Where the main thread has ended, the
+/// process's own folder shows none, and that of another thread shows them.
+Descriptors descriptors(const fs::path& process) {
+  const auto of = [](const fs::path& holder) {
+    Descriptors result;
+    for (const fs::path& link : entries(holder / "fd")) {
+      std::error_code problem;
+      const std::string target = fs::read_symlink(link, problem).string();
+      if (problem || target.ends_with("/fd")) continue;  // the second: the descriptor that this loop itself reads
+      result.emplace_back(link.filename().string(), target);
+    }
+    return result;
+  };
+  Descriptors result = of(process);
+  for (const fs::path& thread : result.empty() ? entries(process / "task") : std::vector<fs::path>()) {
+    result = of(thread);  // threads share one table
+    if (!result.empty()) break;
   }
   return result;
+}
+
+/// Lines of /proc/PID/maps, or of the first thread that has some, as above.
+std::string maps_of(const fs::path& process) {
+  std::string text = read_text(process / "maps");
+  for (const fs::path& thread : text.empty() ? entries(process / "task") : std::vector<fs::path>()) {
+    text = read_text(thread / "maps");
+    if (!text.empty()) break;
+  }
+  return text;
 }
 
 /// Shared memory of Zeroth in a process: mapped, or held by a descriptor.
 Lines shared_memory(const fs::path& process) {
   Lines lines;
-  std::istringstream maps(read_text(process / "maps"));
+  std::istringstream maps(maps_of(process));
   for (std::string line; std::getline(maps, line);) {
     const std::size_t name = line.find(kSharedMemory);
     if (name == std::string::npos) continue;
@@ -142,8 +163,7 @@ std::vector<NamedSocket> named_sockets() {
   return result;
 }
 
-/// Targets of all descriptors of processes that are neither this one nor one of `family`. Where the main thread of a
-/// process has ended, its other threads have the descriptors.
+/// Targets of all descriptors of processes that are neither this one nor one of `family`.
 Lines held_by_strangers(const std::set<pid_t>& family) {
   Lines held;
   for (const fs::path& process : entries("/proc")) {
@@ -151,11 +171,7 @@ Lines held_by_strangers(const std::set<pid_t>& family) {
     pid_t pid = 0;
     const auto parsed = std::from_chars(name.data(), name.data() + name.size(), pid);
     if (parsed.ptr != name.data() + name.size() || pid == ::getpid() || family.contains(pid)) continue;
-    const std::vector<fs::path> holders =
-        state_of(process) == 'Z' ? entries(process / "task") : std::vector<fs::path>{process};
-    for (const fs::path& holder : holders) {
-      for (auto& [number, target] : descriptors(holder)) held.insert(std::move(target));
-    }
+    for (auto& [number, target] : descriptors(process)) held.insert(std::move(target));
   }
   return held;
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import pathlib
 import signal
@@ -100,15 +101,23 @@ def kill_descendants() -> None:
 
 
 def targets(pid: int) -> set[str]:
-    """What the descriptors of a process lead to; where its main thread has ended, those of the others."""
-    process = PROC / str(pid)
-    found = set()
-    for holder in threads_of(pid) if state_of(process) == "Z" else [process]:
+    """What the descriptors of a process lead to. Where its main thread has ended, its own folder shows none, and that
+    of another thread shows them: threads share one table."""
+    found: set[str] = set()
+    for holder in itertools.chain([PROC / str(pid)], threads_of(pid)):
         with contextlib.suppress(OSError):
             for link in (holder / "fd").iterdir():
                 with contextlib.suppress(OSError):
                     found.add(os.readlink(link))
+        if found:
+            break
     return found
+
+
+def maps_of(pid: int) -> str:
+    """Text of /proc/PID/maps, or of the first thread that has some, as above."""
+    folders = itertools.chain([PROC / str(pid)], threads_of(pid))
+    return next((text for folder in folders if (text := read(folder / "maps"))), "")
 
 
 def named_sockets() -> dict[str, str]:
@@ -157,7 +166,7 @@ class LeftBehind:
         lines = set()
         for pid in family:
             lines.add(f"process {pid}")
-            if "/memfd:zeroth" in read(PROC / str(pid) / "maps"):
+            if "/memfd:zeroth" in maps_of(pid):
                 lines.add(f"process {pid} maps shared memory")
         sockets = {inode: name for inode, name in named_sockets().items() if inode not in self.sockets_before}
         if sockets:
