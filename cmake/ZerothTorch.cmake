@@ -4,7 +4,8 @@
 # CMake 3.25 and CUDA 13. Torch is not imported either (seconds, and half a gigabyte); its folder and version are read.
 #
 # Python: -DPython_EXECUTABLE=..., else build/venv/bin/python of this source tree, else python3.
-# In: ZEROTH_TORCH (ON, OFF, AUTO). Out: ZEROTH_TORCH_FOUND, _VERSION, _DIR, _PYTHON.
+# In: ZEROTH_TORCH (ON, OFF, AUTO); ZEROTH_TORCH_DIR, the folder of torch where Python does not find it.
+# Out: ZEROTH_TORCH_FOUND, _VERSION, _DIR, _PYTHON.
 # This file is installed beside ZerothConfig.cmake and used there too.
 include_guard(GLOBAL)
 
@@ -26,14 +27,14 @@ endif()
 
 execute_process(
   COMMAND ${ZEROTH_TORCH_PYTHON} -c "import importlib.util as u, pathlib, runpy
-p = pathlib.Path(u.find_spec('torch').submodule_search_locations[0])
+p = pathlib.Path('${ZEROTH_TORCH_DIR}' or u.find_spec('torch').submodule_search_locations[0])
 print(p, runpy.run_path(str(p / 'version.py'))['__version__'], sep=';', end='')"
   OUTPUT_VARIABLE zeroth_torch_answer RESULT_VARIABLE zeroth_torch_status ERROR_QUIET)
 if(NOT zeroth_torch_status EQUAL 0)
   if(SKBUILD)
     message(FATAL_ERROR
       "${ZEROTH_TORCH_PYTHON} has no torch: pip builds in an environment of its own, where there is none. "
-      "Install with the torch that you have:\n    pip install --no-build-isolation .")
+      "Install beside the torch that you have:\n    pip install .")
   endif()
   if(ZEROTH_TORCH STREQUAL "ON")
     message(FATAL_ERROR

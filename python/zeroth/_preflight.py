@@ -15,7 +15,7 @@ def check_torch(found: str, built: str) -> None:
         raise ImportError(
             f"zeroth {VERSION} was built with torch {built}, and this is torch {found}: LibTorch has no stable C++ interface. "  # noqa: E501
             f"Install torch=={built.split('+')[0]}, or build zeroth again beside this torch: "
-            "pip install --no-build-isolation --force-reinstall zeroth"
+            "pip install --no-deps --force-reinstall . in its source folder"
         )
 
 

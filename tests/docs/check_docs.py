@@ -187,7 +187,7 @@ COMMANDS = {
         "tests/mutations/mutations_test.py",
         'Guard(fault="leaked_buffer", target="toy_engine_test"',
     ),
-    "pip install --no-build-isolation .": ("tests/python/wheel_test.py", 'pip("install", "--no-build-isolation"'),
+    "pip install .": ("tests/python/wheel_test.py", "def test_it_installs_beside_torch_alone"),
 }
 # Folders of the files that include blocks: #include "docs/page-1.cpp", include(${BLOCKS}/docs/page-1.cmake).
 INCLUDING = ("tests/docs", "tests/package/consumer")

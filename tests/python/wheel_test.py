@@ -1,5 +1,5 @@
-"""pip install --no-build-isolation: a package of our own files that trains outside the tree; and what the plain form
-says."""
+"""pip install: a package of our own files that trains outside the tree, and requires the torch that it was built with.
+The torch of an environment stays as it is."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
+import environments
 import tier
+from environments import BUILD, SOURCE
 
-SOURCE = pathlib.Path(__file__).resolve().parents[2]
-BUILD = pathlib.Path(os.environ["ZEROTH_BUILD"])
-"""build tree, from CMake: pip builds in a folder below it"""
+sys.path.insert(0, str(SOURCE / "python" / "backend"))
+import zeroth_backend
+
 TRAIN = """
 import torch, zeroth
 model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
@@ -35,7 +38,85 @@ def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def torch_of(folder: pathlib.Path, version: str) -> pathlib.Path:
+    """What the backend reads of an installed torch."""
+    (folder / "torch").mkdir(parents=True)
+    (folder / "torch" / "version.py").write_text(f"__version__ = '{version}'\ndebug = False\n")
+    return folder / "torch"
+
+
+class BackendTest(unittest.TestCase):
+    """What the build says before it compiles anything."""
+
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def test_nothing_is_missing_where_this_tree_was_built(self) -> None:
+        self.assertEqual(zeroth_backend.missing(os.environ), [])
+
+    def test_the_wheel_requires_the_torch_that_it_is_built_with(self) -> None:
+        built = environments.torch_of_this_build()
+        self.assertEqual(zeroth_backend.dynamic_metadata({}, {}), {"dependencies": [f"torch=={built}"]})
+        with mock.patch.object(zeroth_backend, "torch_folder", lambda: torch_of(self.folder, "2.12.1+cpu")):
+            self.assertEqual(zeroth_backend.dynamic_metadata({}, {}), {"dependencies": ["torch==2.12.1"]})
+
+    def test_torch_is_found_though_pip_hides_it(self) -> None:
+        """As in pip's own environment: no site packages on the path, and the interpreter of the user's."""
+        site = torch_of(self.folder, "2.15.0").parent
+        with (
+            mock.patch("importlib.util.find_spec", lambda name: None),
+            mock.patch("sysconfig.get_path", lambda name, scheme="": str(site)),
+        ):
+            self.assertEqual(zeroth_backend.torch_folder(), site / "torch")
+
+    def test_all_that_is_missing_is_said_at_once(self) -> None:
+        compiler = self.folder / "no-headers"
+        compiler.write_text("#!/bin/sh\nexit 1\n")
+        compiler.chmod(0o755)
+        with (
+            mock.patch("importlib.util.find_spec", lambda name: None),
+            mock.patch("sysconfig.get_path", lambda name, scheme="": str(self.folder)),
+            self.assertRaises(SystemExit) as caught,
+        ):
+            zeroth_backend.require_all({"CXX": str(compiler)})
+        text = str(caught.exception)
+        for part in ("torch in ", "pip install torch", "Python.h", "python3-dev", "scikit-build-core", "libspdlog-dev"):
+            self.assertIn(part, text)
+
+    def test_a_torch_that_is_too_old_is_refused(self) -> None:
+        old = torch_of(self.folder, "2.10.2+cpu")
+        with (
+            mock.patch.object(zeroth_backend, "torch_folder", lambda: old),
+            self.assertRaisesRegex(SystemExit, "torch 2.11 or newer: this is torch 2.10.2"),
+        ):
+            zeroth_backend.require_all(os.environ)
+
+
 class WheelTest(unittest.TestCase):
+    @tier.long
+    def test_it_installs_beside_torch_alone(self) -> None:
+        """In a new environment that has torch and nothing else, of each version. Pip leaves what is there."""
+        for version in (environments.OLDEST, environments.NEWEST):
+            with self.subTest(torch=version), environments.fresh(f"alone-{version}", [f"torch=={version}"]) as python:
+                before = environments.pip(python, "freeze").splitlines()
+                # A build folder below the build tree: the source tree stays as it is.
+                settings = ["-C", f"build-dir={BUILD}/environments/build-{version}"]
+                environments.pip(python, "install", *settings, SOURCE, timeout_s=3_000)
+                after = environments.pip(python, "freeze").splitlines()
+                self.assertEqual([line for line in after if not line.startswith("zeroth")], before)
+                self.assertIn(f"torch=={version}", [line.split("+")[0] for line in after])
+                shown = environments.pip(python, "check")
+                self.assertIn("No broken requirements", shown)
+                environment = {**environments.own_environment(), "PATH": "/nowhere"}
+                done = environments.run(
+                    [python.parent / "zeroth-run", "-n", "2", python, "-c", TRAIN],
+                    timeout_s=300,
+                    environment=environment,
+                )
+                self.assertIn("[1] rank 1 of 2", environments.require(done))
+
     @tier.long
     def test_the_installed_package_trains(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -137,7 +218,7 @@ class WheelTest(unittest.TestCase):
                 check=False,
             )
         self.assertNotEqual(done.returncode, 0)
-        self.assertIn("pip install --no-build-isolation .", done.stderr)
+        self.assertIn("pip install .", done.stderr)
 
 
 if __name__ == "__main__":
