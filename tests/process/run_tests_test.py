@@ -26,6 +26,7 @@ class RunTests(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.build = pathlib.Path(folder.name)
         self.lines: list[str] = []
+        self.sanitizer = ""
         self.budget = {"quick": 9, "test": 20, "slice": 9, "rooms": {"": 90, "comm": 9, "zero": 15}}
 
     def gtest(self, name: str, cases: str | None, code: int = 0, labels: str = "unit", properties: str = "") -> None:
@@ -44,9 +45,18 @@ class RunTests(unittest.TestCase):
         self.lines.append(f'add_test({name} "sh" "{script}")')
         self.lines.append(f"set_tests_properties({name} PROPERTIES SKIP_RETURN_CODE 77)")
 
+    def exits_with(self, name: str, text: str) -> None:
+        """Puts shell `text` in place of the end of a gtest()."""
+        script = self.build / f"{name}.sh"
+        script.write_text(script.read_text().replace("exit 0", text))
+
+    def fails_once(self, name: str) -> str:
+        """Shell that exits with 1 when it comes by for the first time."""
+        return f'[ -e "{self.build}/{name}.tried" ] || {{ : >"{self.build}/{name}.tried"; exit 1; }}'
+
     def run_tests(self, labels: str = "", *arguments: str) -> tuple[int, str]:
         """Exit code and last line."""
-        (self.build / "CMakeCache.txt").write_text("ZEROTH_SANITIZE:STRING=\n")
+        (self.build / "CMakeCache.txt").write_text(f"ZEROTH_SANITIZE:STRING={self.sanitizer}\n")
         (self.build / "CTestTestfile.cmake").write_text("\n".join(self.lines) + "\n")
         (self.build / "reasons.txt").write_text("no AVX2  # comment\n")
         (self.build / "budget.json").write_text(json.dumps(self.budget))
@@ -118,6 +128,50 @@ class RunTests(unittest.TestCase):
         self.lines.append("set_tests_properties(one PROPERTIES TIMEOUT 1)")
         self.gtest("two", PASSED)
         self.assertEqual(self.run_tests(), (1, "1 passed, 1 failed, 0 skipped"))
+
+    def test_what_failed_is_tried_again_alone_after_all_others(self) -> None:
+        running = self.build / "running"
+        alone = f'[ ! -e "{running}" ] || exit 1'
+        self.script("chance", f"{self.fails_once('chance')}\n{alone}")
+        self.script("slow", f': >"{running}"; sleep 1; rm "{running}"')
+        self.assertEqual(self.run_tests("", "--jobs", "2"), (0, "2 passed, 0 failed, 0 skipped"))
+        self.assertIn("\npassed only when tried again alone: " + f"{self.build.name}/chance\n", self.output)
+        self.assertRegex(self.output, r"(?s)NOT OK.*slow  ok.*tried again with nothing beside it.*1/1 .*chance  ok")
+
+    def test_a_case_that_fails_once_passes_and_one_that_fails_twice_does_not(self) -> None:
+        first = f'[ -e "{self.build}/one.tried" ]'
+        self.gtest("one", f"$({first} && echo '{PASSED}' || echo '{FAILED}'){PASSED}")
+        self.exits_with("one", self.fails_once("one"))
+        self.gtest("two", PASSED + FAILED, code=1)
+        self.assertEqual(self.run_tests(), (1, "3 passed, 1 failed, 0 skipped"))
+        self.assertEqual(re.findall("passed only when tried again alone: .*/(.*)", self.output), ["one"])
+        self.assertEqual(self.output.count("/two  NOT OK"), 2)
+
+    def test_what_is_skipped_when_tried_again_has_not_passed(self) -> None:
+        self.script("one", self.fails_once("one") + "; echo 'SKIPPED: no AVX2: here'; exit 77")
+        self.gtest("two", PASSED)
+        self.assertEqual(self.run_tests(), (1, "1 passed, 1 failed, 0 skipped"))
+
+    def test_a_time_out_is_tried_again(self) -> None:
+        self.script("one", self.fails_once("one").replace("exit 1", "sleep 30"))
+        self.lines.append("set_tests_properties(one PROPERTIES TIMEOUT 1)")
+        self.assertEqual(self.run_tests(), (0, "1 passed, 0 failed, 0 skipped"))
+        self.assertIn("time-out after 1 s", self.output)
+
+    def test_neither_a_crash_nor_a_build_with_a_sanitizer_is_tried_again(self) -> None:
+        self.script("crash", self.fails_once("crash").replace("exit 1", "kill -SEGV $$"))
+        self.script("aborted", self.fails_once("aborted").replace("exit 1", "exit 134"))
+        self.gtest("leak", PASSED)
+        self.exits_with("leak", self.fails_once("leak"))
+        self.gtest("two", PASSED)
+        self.assertEqual(self.run_tests(), (1, "2 passed, 3 failed, 0 skipped"))
+        self.assertNotIn("tried again", self.output)
+        self.lines = []
+        self.script("race", self.fails_once("race"))
+        self.gtest("two", PASSED)
+        self.sanitizer = "thread"
+        self.assertEqual(self.run_tests(), (1, "1 passed, 1 failed, 0 skipped"))
+        self.assertNotIn("tried again", self.output)
 
     def test_skipped_script_needs_a_reason(self) -> None:
         self.script("one", "echo 'SKIPPED: no AVX2: here'; exit 77")

@@ -8,6 +8,10 @@ import re
 import xml.etree.ElementTree as xml
 
 from testing.schedule import Run
+from testing.suites import sanitizer_of
+
+MOST_EXIT_CODE = 127
+"""A shell reports what a signal has ended with a larger one."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -17,6 +21,8 @@ class Count:
     passed: int = 0
     failed: list[str] = dataclasses.field(default_factory=list)
     skipped: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    whole: bool = True
+    """False where something failed that no case accounts for"""
 
     def add(self, other: Count) -> None:
         self.passed += other.passed
@@ -36,6 +42,7 @@ def _count_gtest(run: Run) -> Count:
         cases = list(xml.parse(run.result_file).iter("testcase"))
     except (OSError, xml.ParseError):
         count.failed.append(f"{run.name}: ended without a result file (crash, time-out or early exit)")
+        count.whole = False
         return count
     for case in cases:
         full_name = f"{run.name}: {case.get('classname')}.{case.get('name')}"
@@ -53,6 +60,7 @@ def _count_gtest(run: Run) -> Count:
         count.failed.append(
             f"{run.name}: every case passed, but the process ended with an error (leak, sanitizer, exit)"
         )
+        count.whole = False
     return count
 
 
@@ -65,13 +73,41 @@ def _count_script(run: Run) -> Count:
     return Count(failed=[f"{run.name}: {run.ending}"])
 
 
-def count_runs(runs: list[Run]) -> Count:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """A run and its cases, counted before another run of the suite writes its result file anew."""
+
+    run: Run
+    count: Count
+
+    @staticmethod
+    def of(run: Run) -> Outcome:
+        return Outcome(run, _count_script(run) if run.result_file is None else _count_gtest(run))
+
+    def may_be_chance(self) -> bool:
+        """Whether a second run is fair: cases failed, a script says that it did, or its time was over.
+
+        Not in a build with a sanitizer, whose findings a second run may miss; and not after a crash, nor where no case
+        accounts for the failure: no results, an error after all cases had passed, nothing that could be started.
+        """
+        if not self.count.failed or sanitizer_of(self.run.suite.build):
+            return False
+        crashed = self.run.code < 0 or self.run.code > MOST_EXIT_CODE
+        return self.run.late or (self.count.whole and not crashed)
+
+    def passed_after(self, first: Outcome) -> bool:
+        """Whether this run has no failure, and does not leave out what failed in the first."""
+        left_out = {name for name, _ in self.count.skipped} & set(first.count.failed)
+        return self.run.code == 0 and self.count.passed > 0 and not self.count.failed and not left_out
+
+
+def count_outcomes(outcomes: list[Outcome]) -> Count:
     """Also a failure: a suite that ran whole and holds no case."""
     total = Count()
     cases: dict[tuple[pathlib.Path, str], int] = {}
     shards: dict[tuple[pathlib.Path, str], int] = {}
-    for run in runs:
-        count = _count_script(run) if run.result_file is None else _count_gtest(run)
+    for outcome in outcomes:
+        run, count = outcome.run, outcome.count
         key = (run.suite.build, run.suite.name)
         cases[key] = cases.get(key, 0) + count.passed + len(count.failed) + len(count.skipped)
         shards[key] = shards.get(key, run.piece.shards) - 1

@@ -61,6 +61,8 @@ class Run:
     piece: Piece
     code: int
     ending: str
+    late: bool = False
+    """it was killed because its time was over"""
     cpu_s: float
     """of all processes that it has waited for"""
     elapsed_s: float
@@ -168,7 +170,7 @@ def _run(piece: Piece, prefix: list[str], processes: _Processes) -> Run:
     if late.is_set():
         ending = f"time-out after {suite.timeout_s:.0f} s"
         code = code or -1
-    return Run(piece=piece, code=code, ending=ending, cpu_s=cpu_s, elapsed_s=elapsed_s, output=text)
+    return Run(piece=piece, code=code, ending=ending, late=late.is_set(), cpu_s=cpu_s, elapsed_s=elapsed_s, output=text)
 
 
 def pieces_of(suites: list[Suite], expected_s: Callable[[Suite], float]) -> list[Piece]:
@@ -220,4 +222,18 @@ def run_pieces(
 
     run_all(busy, cores, slots)
     run_all(quiet, QUIET_WIDTH, lambda piece: 1)
+    return runs
+
+
+def run_alone(pieces: list[Piece], report: Callable[[Run], None]) -> list[Run]:
+    """All of them, one after the other, nothing beside it."""
+    processes = _Processes()
+    runs: list[Run] = []
+    try:
+        for piece in pieces:
+            runs.append(_run(piece, _without_address_randomisation(piece.suite.build), processes))
+            report(runs[-1])
+    except BaseException:
+        processes.kill()
+        raise
     return runs
