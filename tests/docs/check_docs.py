@@ -182,6 +182,10 @@ COMMANDS = {
     "tools/run-tests build/core:unit,conformance": ("tests/process/run_tests_test.py", "def test_only_the_labels"),
     "tools/run-tests build/core::comm": ("tests/process/run_tests_test.py", "def test_only_the_rooms"),
     "tools/run-tests build/core --tier quick,test": ("tests/process/run_tests_test.py", "def test_only_the_tier"),
+    "tools/run-tests build/core --regex left_behind --repeat 20 --load 2": (
+        "tests/process/run_tests_test.py",
+        "def test_many_rounds_say_how_often_a_suite_failed_and_pardon_nothing",
+    ),
     "tools/run-tests build/core --regex comm_": ("tests/process/run_tests_test.py", "def test_only_the_name"),
     "ZEROTH_MUTATION=leaked_buffer build/release/tests/mutations/toy_engine_test_faults": (
         "tests/mutations/mutations_test.py",

@@ -173,6 +173,14 @@ class RunTests(unittest.TestCase):
         self.assertEqual(self.run_tests(), (1, "1 passed, 1 failed, 0 skipped"))
         self.assertNotIn("tried again", self.output)
 
+    def test_many_rounds_say_how_often_a_suite_failed_and_pardon_nothing(self) -> None:
+        self.script("chance", self.fails_once("chance"))
+        self.script("steady", "exit 0")
+        self.assertEqual(self.run_tests("", "--repeat", "3", "--load", "1"), (1, "5 passed, 1 failed, 0 skipped"))
+        self.assertIn(f"\nfailed 1 of 3 times: {self.build.name}/chance\n", self.output)
+        self.assertNotIn("tried again", self.output)
+        self.assertNotIn("steady  NOT OK", self.output)
+
     def test_skipped_script_needs_a_reason(self) -> None:
         self.script("one", "echo 'SKIPPED: no AVX2: here'; exit 77")
         self.script("two", "exit 77")
