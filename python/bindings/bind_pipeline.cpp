@@ -4,6 +4,7 @@
 
 #include <zeroth/base/error.h>
 #include <zeroth/libtorch/pipeline.h>
+#include <zeroth/program/cut.h>
 #include <zeroth/program/passes.h>
 #include <zeroth/program/schedules.h>
 #include <zeroth/program/verify.h>
@@ -127,6 +128,7 @@ void bind_pipeline(py::module_& module) {
         return to_text(program);
       },
       py::arg("text"), py::arg("stages"), py::arg("micro_batches"), py::arg("keeps"));
+  module.def("cut_evenly", &cut_evenly, py::arg("layers"), py::arg("chunks"));
   module.def(
       "rank_of_chunk", [](const std::string& text) { return parse_program(text).rank_of_chunk; }, py::arg("text"));
 

@@ -1062,6 +1062,9 @@ def runnable_program(text: str, stages: int, micro_batches: int, keeps: bool) ->
     """The program, as make_program() writes it. Raises Error USAGE, with the reason, for one that no pipeline of so
     many stages and micro-batches runs. `keeps`: parameters may stay gathered for several micro-batches."""
 
+def cut_evenly(layers: int, chunks: int) -> list[int]:
+    """Boundaries of chunks with equal numbers of layers; the first ones have one more where it does not go out. Raises Error USAGE for fewer layers than chunks."""
+
 def rank_of_chunk(text: str) -> list[int]:
     """The rank that has each chunk of a program."""
 

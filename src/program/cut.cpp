@@ -40,13 +40,17 @@ double least_largest(const Runs& runs, std::size_t chunks) {
   return least.back();
 }
 
-void check(std::span<const double> costs, int chunks) {
-  ZR_CHECK(chunks >= 1 && costs.size() >= static_cast<std::size_t>(chunks), ErrorCode::kUsage,
+void require_layer_each(std::size_t layers, int chunks) {
+  ZR_CHECK(chunks >= 1 && layers >= static_cast<std::size_t>(chunks), ErrorCode::kUsage,
            "every chunk of a pipeline needs a layer",
            {.where = "program.cut_layers",
             .which = std::to_string(chunks) + " chunks",
-            .expected = "1 to " + std::to_string(costs.size()) + " chunks, for so many layers",
+            .expected = "1 to " + std::to_string(layers) + " chunks, for so many layers",
             .got = std::to_string(chunks)});
+}
+
+void check(std::span<const double> costs, int chunks) {
+  require_layer_each(costs.size(), chunks);
   for (std::size_t layer = 0; layer < costs.size(); ++layer) {
     ZR_CHECK(std::isfinite(costs[layer]) && costs[layer] >= 0, ErrorCode::kUsage, "the cost of a layer is not usable",
              {.where = "program.cut_layers",
@@ -89,6 +93,14 @@ std::vector<int> cut_layers(std::span<const double> costs, int chunks) {
     bounds[chunk + 1] = static_cast<int>(end);
     end = chunk > 0 ? begins[chunk][end] : 0;
   }
+  return bounds;
+}
+
+std::vector<int> cut_evenly(int layers, int chunks) {
+  require_layer_each(layers < 0 ? 0 : static_cast<std::size_t>(layers), chunks);
+  std::vector<int> bounds{0};
+  for (int chunk = 0; chunk < chunks; ++chunk)
+    bounds.push_back(bounds.back() + layers / chunks + (chunk < layers % chunks ? 1 : 0));
   return bounds;
 }
 

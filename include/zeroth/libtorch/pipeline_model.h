@@ -142,9 +142,9 @@ template <class Sequential>
 /// zeroth.pipeline.split: "parameters", the largest sum of a chunk's parameters is as small as it can be, see
 /// cut_layers(), and a tied weight counts in each of its layers; "balanced", the same without the tables of
 /// torch::nn::Embedding and VocabEmbedding in the layer that uses them first, for to look up rows takes no time;
-/// "uniform", equal numbers of layers. Layer::cost replaces what a layer costs, not with "uniform". Local, and the same
-/// on all ranks for the same layers, before parameters have been given away. Throws kUsage for fewer layers than chunks
-/// and another split.
+/// "uniform", equal numbers of layers, see cut_evenly(). Layer::cost replaces what a layer costs, not with "uniform".
+/// Local, and the same on all ranks for the same layers, before parameters have been given away. Throws kUsage for
+/// fewer layers than chunks and another split.
 [[nodiscard]] std::vector<int> cut(const std::vector<Layer>& layers, int chunks, std::string_view split = "balanced");
 
 }  // namespace zeroth::libtorch

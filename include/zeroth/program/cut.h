@@ -13,4 +13,8 @@ namespace zeroth {
 /// finite.
 [[nodiscard]] std::vector<int> cut_layers(std::span<const double> costs, int chunks);
 
+/// The same for equal numbers of layers: those of two chunks differ by one at most, and the first chunks have one more,
+/// as in DeepSpeed's partition_uniform(). Throws kUsage for fewer layers than chunks.
+[[nodiscard]] std::vector<int> cut_evenly(int layers, int chunks);
+
 }  // namespace zeroth

@@ -4,13 +4,7 @@ import bisect
 import itertools
 from collections.abc import Sequence
 
-__all__ = ["balanced", "evenly"]
-
-
-def evenly(count: int, parts: int) -> list[int]:
-    """Boundaries of parts of equal size; the first ones have one more where it does not go out."""
-    size, rest = divmod(count, parts)
-    return [part * size + min(part, rest) for part in range(parts + 1)]
+__all__ = ["balanced"]
 
 
 def balanced(costs: Sequence[float], speeds: Sequence[float]) -> list[int]:

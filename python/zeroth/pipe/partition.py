@@ -7,8 +7,9 @@ from typing import Any, NoReturn
 
 from torch import nn
 
+from zeroth._C import cut_evenly
 from zeroth.parallel._refuse import refuse
-from zeroth.pipe.balance import balanced, evenly
+from zeroth.pipe.balance import balanced
 from zeroth.pipe.chain import Chain
 from zeroth.pipe.layer_list import LayerList
 from zeroth.pipe.layer_specs import LayerSpec
@@ -34,12 +35,12 @@ def partition(
     at least one. Local, and the same on all ranks that give the same arguments.
 
     `split`: "parameters": the largest sum of parameters of a part is as small as it can be; a tied weight counts in
-    each layer that uses it. "uniform": equal numbers of layers. "type:REGEX": equal numbers of the layers whose class
-    has a name that the expression finds, in any case. "auto": "parameters", without the tables of embeddings in the
-    layer that first uses them: to look rows up takes no time, while a head multiplies with all of its weights. "time",
-    "memory": measured seconds or bytes of each layer, see measure(), for the micro-batch `sample`; ranks measure
-    different times, so measure on one rank and give the others its `weights`. A list: names or numbers of the layers
-    that begin a part; the first one may be left out.
+    each layer that uses it. "uniform": equal numbers of layers, the first parts with one more where it does not go out.
+    "type:REGEX": equal numbers of the layers whose class has a name that the expression finds, in any case. "auto":
+    "parameters", without the tables of embeddings in the layer that first uses them: to look rows up takes no time,
+    while a head multiplies with all of its weights. "time", "memory": measured seconds or bytes of each layer, see
+    measure(), for the micro-batch `sample`; ranks measure different times, so measure on one rank and give the others
+    its `weights`. A list: names or numbers of the layers that begin a part; the first one may be left out.
     `weights`: a cost for each layer, in the place of what `split` says. `speeds`: of the parts, for unlike ranks; a
     part's time is its cost over its speed. `shared`: whether a parameter, by its name, is on all parts alike, and does
     not count in the last layer.
@@ -58,7 +59,7 @@ def partition(
         return _of_names(names, parts, split)
     _require_numbers("speeds", speeds, parts, least_above=0.0)
     if split == "uniform" and weights is None and speeds is None:
-        return evenly(len(names), parts)
+        return cut_evenly(len(names), parts)
     if weights is None:
         weights = _costs(chain, split, sample, shared)
     elif split not in _METHODS and not split.startswith("type:"):

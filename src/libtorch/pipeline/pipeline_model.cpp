@@ -47,7 +47,7 @@ std::vector<double> costs_of(const std::vector<Layer>& layers, std::string_view 
       used.insert(identity);
       if (!looked_up) cost += static_cast<double>(parameter.numel());
     }
-    costs.push_back(split == "uniform" ? 1.0 : layer.cost.value_or(cost));
+    costs.push_back(layer.cost.value_or(cost));
   }
   return costs;
 }
@@ -129,6 +129,7 @@ std::vector<int> cut(const std::vector<Layer>& layers, int chunks, std::string_v
             .expected = "balanced, parameters or uniform",
             .got = std::string(split),
             .hint = "Layer::cost says what a layer costs, for example measured seconds"});
+  if (split == "uniform") return cut_evenly(static_cast<int>(layers.size()), chunks);
   return cut_layers(costs_of(layers, split), chunks);
 }
 

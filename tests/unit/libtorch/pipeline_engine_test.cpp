@@ -535,6 +535,7 @@ TEST(PipelineModel, ChunksAreCutByWhatTheirParametersCost) {
   EXPECT_THAT(libtorch::cut(layers, 2), ElementsAre(0, 1, 4)) << "40 and 81; the last chunk begins early";
   EXPECT_THAT(libtorch::cut(layers, 3, "parameters"), ElementsAre(0, 1, 3, 4)) << "40, 72 and 9";
   EXPECT_THAT(libtorch::cut(layers, 2, "uniform"), ElementsAre(0, 2, 4));
+  EXPECT_THAT(libtorch::cut(layers, 3, "uniform"), ElementsAre(0, 2, 3, 4)) << "the first chunks have one more";
   layers[3].cost = 100;
   EXPECT_THAT(libtorch::cut(layers, 2), ElementsAre(0, 3, 4));
 }

@@ -82,5 +82,18 @@ TEST(CutLayers, RefusesWhatCannotBeCut) {
                Error);
 }
 
+TEST(CutEvenly, TheFirstChunksHaveOneMore) {
+  EXPECT_THAT(cut_evenly(5, 2), ElementsAre(0, 3, 5));
+  EXPECT_THAT(cut_evenly(11, 4), ElementsAre(0, 3, 6, 9, 11));
+  EXPECT_THAT(cut_evenly(6, 3), ElementsAre(0, 2, 4, 6));
+  EXPECT_THAT(cut_evenly(3, 1), ElementsAre(0, 3));
+}
+
+TEST(CutEvenly, RefusesAChunkWithoutALayer) {
+  EXPECT_THROW(static_cast<void>(cut_evenly(2, 3)), Error);
+  EXPECT_THROW(static_cast<void>(cut_evenly(2, 0)), Error);
+  EXPECT_THROW(static_cast<void>(cut_evenly(-1, 1)), Error);
+}
+
 }  // namespace
 }  // namespace zeroth
