@@ -34,6 +34,7 @@ from zeroth import (
     _watch,
 )
 from zeroth._config import ConfigLike, to_config
+from zeroth._evaluation import evaluating
 from zeroth._optimizer import Optimizer
 
 __all__ = ["Engine", "initialize"]
@@ -304,10 +305,10 @@ class Engine:
         micro_batches: int | None = None,
         weights: Sequence[float] | None = None,
     ) -> float | tuple[float, list[Any] | None]:
-        """The mean loss over `micro_batches` micro-batches, default as many as train_batch() takes, without gradients,
-        on all ranks. `weights`: of this rank's micro-batches, from 0, the same on all stages of a pipeline, for a mean
-        over samples where micro-batches differ in size. Collective and blocking. Errors as there; USAGE for weights
-        that do not fit, or are 0 on all ranks.
+        """The mean loss over `micro_batches` micro-batches, default as many as train_batch() takes, without gradients
+        and in eval(), on all ranks; afterwards each module trains, or does not, as before. `weights`: of this rank's
+        micro-batches, from 0, the same on all stages of a pipeline, for a mean over samples where micro-batches differ
+        in size. Collective and blocking. Errors as there; USAGE for weights that do not fit, or are 0 on all ranks.
 
         The arguments in between are DeepSpeed's. `return_logits`: a pair of the mean and the list of what the model
         returned for each micro-batch, on the last stage; None on the others. `num_micro_batches`: another name of
@@ -320,9 +321,10 @@ class Engine:
         _require_weights(weights, count)
         outputs: list[Any] | None = [] if return_logits else None
         if self._pipeline is not None:
-            total = self._pipeline.eval_batch(self._of_user(data_iter), count, weights, outputs) * count
+            with self._evaluating():
+                total = self._pipeline.eval_batch(self._of_user(data_iter), count, weights, outputs) * count
         else:
-            with torch.no_grad():
+            with self._evaluating():
                 losses = [_loss_of(self._called(batch, kept=outputs)).item() for batch in self._taken(data_iter, count)]
             total = self.average(
                 sum(loss * weight for loss, weight in zip(losses, weights or [1.0] * count, strict=True))
@@ -334,14 +336,15 @@ class Engine:
         return (mean, outputs if self.is_last_stage() else None) if return_logits else mean
 
     def outputs(self, batch: Any) -> Any:
-        """What the whole model returns for one micro-batch, without gradients, on all ranks of a pipeline: logits, for
-        example. A loss_fn is not called, and labels for it may be left out. Through a pipeline the outputs are tensors,
-        plain values, and tuples, lists and dicts of them: output["logits"] of a model of transformers. Ranks with
-        batches of their own get their own outputs. Collective over all ranks, blocks. Wire: the outputs once to each
-        stage. Raises Error MODEL on all ranks for outputs that cannot be sent, and whatever the model raises."""
-        if self._pipeline is not None:
-            return self._pipeline.outputs(self._made(batch))
-        with torch.no_grad():
+        """What the whole model returns for one micro-batch, without gradients and in eval(), on all ranks of a
+        pipeline: logits, for example. A loss_fn is not called, and labels for it may be left out. Through a pipeline
+        the outputs are tensors, plain values, and tuples, lists and dicts of them: output["logits"] of a model of
+        transformers. Ranks with batches of their own get their own outputs. Collective over all ranks, blocks. Wire:
+        the outputs once to each stage. Raises Error MODEL on all ranks for outputs that cannot be sent, and whatever
+        the model raises."""
+        with self._evaluating():
+            if self._pipeline is not None:
+                return self._pipeline.outputs(self._made(batch))
             return self._called(self._made(batch), loss=False)
 
     def pipeline_step(self, data_iter: Iterable[Any] | None) -> "contextlib.AbstractContextManager[PipelineStep]":
@@ -387,6 +390,12 @@ class Engine:
     def is_last_stage(self) -> bool:
         """Whether this rank has the last layers of the pipeline, and computes the loss; True without one."""
         return self._pipeline is None or self._pipeline.done.stage_of_chunk[-1] == self._pipeline.done.stage
+
+    def _evaluating(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, the model is in eval(), with the modules of its loss_fn, and there are no gradients."""
+        chain = None if self._pipeline is None else self._pipeline.done.chain
+        loss_fn = getattr(self._model if chain is None else chain, "loss_fn", None)
+        return evaluating(self._model, *([loss_fn] if isinstance(loss_fn, nn.Module) else []))
 
     def _called(self, batch: Any, *, loss: bool = True, kept: list[Any] | None = None) -> Any:
         """What the model makes of a micro-batch, by itself or with its loss_fn. `kept` gets what it makes by itself."""

@@ -318,6 +318,62 @@ def one_stage() -> None:
     engine.close()
 
 
+# --- evaluations ------------------------------------------------------------------------------------------------------
+
+
+class DroppingLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if labels is None or labels.numel() == 0:
+            raise ValueError("no labels")
+        return nn.functional.mse_loss(self.dropout(output), labels)
+
+
+def evaluations() -> None:
+    """No dropout in eval_batch() and outputs(), with stages and without; then each module trains, or does not, as
+    before, also after an error."""
+    torch.manual_seed(7)
+    x, y = torch.rand(4, WIDTH, dtype=torch.float64), torch.zeros(4, WIDTH, dtype=torch.float64)
+    for pp in (2, 1):
+        for stage in (0, 3):
+            torch.manual_seed(2)
+            layers = [nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5), nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5)]
+            plain = nn.Sequential(*copy.deepcopy(layers)).double().eval()
+            loss_fn = DroppingLoss()
+            model = pipe.PipelineModule([layer.double() for layer in layers], loss_fn=loss_fn)
+            keys = {"zero_optimization": {"stage": stage}, "zeroth": {"mesh": {"pp": pp} if pp > 1 else {}}}
+            engine = zeroth.Engine(model, keys, world=world(), log_level="warning")
+            model.train()
+            loss_fn.train()
+            layers[3].eval()  # by the user's own hand
+            modes = [(one, one.training) for one in (*model.modules(), *loss_fn.modules(), *layers)]
+            assert not all(mode for _, mode in modes)
+            expected = nn.functional.mse_loss(plain(x), y).item()
+            for _ in range(3):
+                assert abs(engine.eval_batch(iter([(x, y)])) - expected) < 1e-12, (pp, stage)
+                assert (engine.outputs((x, y)) - plain(x)).abs().max() < 1e-12, (pp, stage)
+                mean, kept = engine.eval_batch(iter([(x, y)]), True)
+                assert abs(mean - expected) < 1e-12
+                assert kept is None or (kept[0] - plain(x)).abs().max() < 1e-12
+            assert [(one, one.training) for one, _ in modes] == modes, (pp, stage)
+            with refused("MISMATCH", "too few micro-batches"):
+                engine.eval_batch(iter([]))
+            assert [(one, one.training) for one, _ in modes] == modes, (pp, stage)
+            if pp == 1:
+                try:
+                    engine.eval_batch(iter([(x, torch.zeros(0))]))
+                except ValueError:
+                    assert [(one, one.training) for one, _ in modes] == modes, stage
+                else:
+                    raise AssertionError("no error")
+            result, loss = engine.train_batch(iter([(x, y)]))
+            assert result.committed and loss != expected  # it drops again
+            engine.close(keep_parameters=False)
+
+
 # --- cuts by what layers cost, programs of the caller's own -----------------------------------------------------------
 
 

@@ -52,14 +52,16 @@ class PipelineEngine : public EngineBase {
   /// blocks. Throws kMismatch for another number of them, kModel for a last layer without a loss, kUser with the layer
   /// and its micro-batch for what torch refuses in a layer's forward, and what backward() and step() throw.
   Pipeline::Result train_batch(std::vector<MicroBatch> micro_batches);
-  /// The mean loss over any number of micro-batches, at least one, without gradients, on all ranks. `weights`: one a
+  /// The mean loss over any number of micro-batches, at least one, without gradients, on all ranks. Modules are
+  /// in eval() meanwhile; afterwards each of them trains, or does not, as before. `weights`: one a
   /// micro-batch, from 0, the same on all stages of a pipeline, for a mean over samples where micro-batches differ in
   /// size; empty: all count alike. Collective, blocks. Throws kUsage for weights that do not fit, or are 0 on all
   /// ranks.
   double eval_batch(std::vector<MicroBatch> micro_batches, std::vector<double> weights = {});
-  /// What the last layer returns, on all stages, without gradients. It may be anything, not only a loss: logits, where
-  /// there are no targets. Collective over all ranks, blocks; each pipeline has its own micro-batch. Wire: the outputs
-  /// once to each stage; of a head that stages share, its input, and each stage's logits to all others.
+  /// What the last layer returns, on all stages, without gradients, in eval() as there. It may be anything, not only a
+  /// loss: logits, where there are no targets. Collective over all ranks, blocks; each pipeline has its own
+  /// micro-batch. Wire: the outputs once to each stage; of a head that stages share, its input, and each stage's logits
+  /// to all others.
   Tensors outputs(MicroBatch batch);
 
   /// For loops of the caller's own: give(micro_batches), then pipeline().begin(), run() of each action, and end().
@@ -75,6 +77,7 @@ class PipelineEngine : public EngineBase {
   PipelineEngine(std::shared_ptr<LayerStages> stages, std::shared_ptr<torch::nn::Module> model, Config config,
                  const World& world, EngineOptions options);
 
+  std::vector<std::shared_ptr<torch::nn::Module>> modules_;  ///< the model, and those of the layers
   std::shared_ptr<LayerStages> stages_;
   std::unique_ptr<Pipeline> pipeline_;
 };

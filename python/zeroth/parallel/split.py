@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from zeroth import _C
+from zeroth._evaluation import evaluating
 from zeroth.parallel._random import mixed
 from zeroth.parallel._refuse import refuse, who
 from zeroth.parallel.cut import cut_sample
@@ -24,7 +25,7 @@ from zeroth.parallel.split_checks import (
     require_known,
     require_model,
 )
-from zeroth.parallel.verify import difference, evaluating
+from zeroth.parallel.verify import difference
 from zeroth.parallel.vocab_loss import cross_entropy_sum, sum_of_parts
 
 __all__ = ["SplitModel", "split_sequence"]

@@ -1,32 +1,19 @@
 """Whether a model gives the same outputs after it has been split."""
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from zeroth import _C
+from zeroth._evaluation import evaluating
 from zeroth.parallel._refuse import refuse
 
-__all__ = ["difference", "evaluating", "outputs_of", "require_equal"]
+__all__ = ["difference", "outputs_of", "require_equal"]
 
 _BOUND = {torch.float64: 1e-9, torch.float32: 1e-4}
 """largest difference, relative to the largest output; 16-bit types: 5 %"""
-
-
-@contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Without dropout and gradients; afterwards each module trains, or does not, as before."""
-    training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, was in training.items():
-            module.training = was
 
 
 def difference(expected: torch.Tensor, got: torch.Tensor) -> float:

@@ -417,6 +417,12 @@ Tensors LayerStages::end_of_head(const at::Tensor& logits, const MicroBatch& bat
   return libtorch::end_of_head(layers_.back().name, *layers_.back().head, logits, batch);
 }
 
+std::vector<std::shared_ptr<torch::nn::Module>> LayerStages::modules() const {
+  std::vector<std::shared_ptr<torch::nn::Module>> found;
+  for (const Layer& layer : layers_) found.insert(found.end(), layer.modules.begin(), layer.modules.end());
+  return found;
+}
+
 std::string LayerStages::describe() const {
   std::string text = "pipeline of " + std::to_string(program_.ranks()) + " stages, " +
                      std::to_string(program_.chunks()) + " chunks, " + std::to_string(program_.micro_batches) +

@@ -9,6 +9,7 @@
 #include <zeroth/libtorch/pipeline_model.h>
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <span>
@@ -47,6 +48,8 @@ class LayerStages {
   /// What the last layer would have returned of the micro-batch: its head's logits, or the loss of them.
   [[nodiscard]] Tensors end_of_head(const at::Tensor& logits, const MicroBatch& batch) const;
 
+  /// Of all layers.
+  [[nodiscard]] std::vector<std::shared_ptr<torch::nn::Module>> modules() const;
   [[nodiscard]] std::string describe() const;
   /// PipelineOptions::buffer_owners.
   [[nodiscard]] std::map<std::string, int> buffer_owners(const torch::nn::Module& model) const;

@@ -1,3 +1,4 @@
+#include "libtorch/pipeline/evaluation_mode.h"
 #include "libtorch/pipeline/layer_stages.h"
 #include "libtorch/pipeline/stage_values.h"
 #include "libtorch/runtime.h"
@@ -36,6 +37,8 @@ PipelineEngine::PipelineEngine(std::shared_ptr<torch::nn::Module> model, std::ve
 PipelineEngine::PipelineEngine(std::shared_ptr<LayerStages> stages, std::shared_ptr<torch::nn::Module> model,
                                Config config, const World& world, EngineOptions options)
     : EngineBase(model, std::move(config), world, stages->with_boxes(options)), stages_(std::move(stages)) {
+  modules_ = stages_->modules();
+  modules_.insert(modules_.begin(), model);
   Logger(world.rank(), world.size(), options.log_level).progress(stages_->describe());
   pipeline_ = std::make_unique<Pipeline>(
       *this, stages_->ranks(),
@@ -76,6 +79,7 @@ double PipelineEngine::eval_batch(std::vector<MicroBatch> micro_batches, std::ve
   const bool weighted = !weights.empty();
   const double weight = std::accumulate(weights.begin(), weights.end(), 0.0) / static_cast<double>(count);
   stages_->give(std::move(micro_batches), std::move(weights));
+  const EvaluationMode evaluation(modules_);
   const double loss = pipeline_->eval_batch(static_cast<int>(count));
   stages_->give({});
   if (!weighted) return loss;
@@ -86,6 +90,7 @@ double PipelineEngine::eval_batch(std::vector<MicroBatch> micro_batches, std::ve
 }
 
 Tensors PipelineEngine::outputs(MicroBatch batch) {
+  const EvaluationMode evaluation(modules_);
   stages_->give({batch});
   stages_->keep_outputs(true);
   try {

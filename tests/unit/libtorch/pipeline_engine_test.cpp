@@ -488,6 +488,38 @@ TEST(PipelineEngine, StatisticsOfALayerAreThoseOfItsStage) {
   for (const Tensor& got : values_after(2)) EXPECT_TRUE(torch::equal(got, expected));
 }
 
+TEST(PipelineEngine, EvaluationsDropNothingAndGiveEachModuleItsModeBack) {
+  run_world(2, [&](const World& world) {
+    at::set_num_threads(1);
+    torch::nn::Sequential model(torch::nn::Linear(6, 6), torch::nn::Dropout(0.5), torch::nn::Linear(6, 6),
+                                torch::nn::Dropout(0.5));
+    const std::vector<Layer> layers = layers_with_loss(model);
+    const std::vector<int> bounds{0, 2, static_cast<int>(layers.size())};
+    PipelineEngine engine(model.ptr(), layers, config_of({.pp = 2, .micro = 1}), world, quiet(), bounds);
+    model->train();
+    model[3]->eval();
+    const auto modes = [&] {
+      std::vector<bool> found;
+      for (const auto& module : model->modules()) found.push_back(module->is_training());
+      return found;
+    };
+    const std::vector<bool> before = modes();
+    const MicroBatch batch{.inputs = {values({5, 6}, 3)}};
+    const double loss = engine.eval_batch({batch});
+    require(engine.eval_batch({batch}) == loss, "the same loss again");
+    require(torch::equal(engine.outputs(batch)[0], engine.outputs(batch)[0]), "the same outputs again");
+    require(modes() == before, "modes are given back");
+    bool refused = false;
+    try {
+      (void)engine.eval_batch({{.inputs = {values({5, 7}, 3)}}});
+    } catch (const Error&) {
+      refused = true;
+    }
+    require(refused && modes() == before, "modes are given back after an error");
+    (void)engine.pipeline();
+  });
+}
+
 TEST(PipelineEngine, SaysWhoHasRowsOfTheHead) {
   run_world(2, [&](const World& world) {
     const Row row{.vocabulary = "one_barrier"};
