@@ -530,6 +530,9 @@ void bind_engine(py::module_& module) {
             self.base().fail_backward();
           },
           NoGil())
+      .def(
+          "part_of_loss", [](Engine& self, const at::Tensor& term) { return self.base().part_of_loss(term); },
+          py::arg("term"), NoGil())
       .def("drop_forwards", &Engine::drop_forwards, NoGil())
       .def(
           "gathered",

@@ -4,6 +4,7 @@
 #include <zeroth/base/error.h>
 #include <zeroth/libtorch/async_sum.h>
 #include <zeroth/libtorch/collectives.h>
+#include <zeroth/libtorch/loss_terms.h>
 #include <zeroth/libtorch/redistribute.h>
 #include <zeroth/libtorch/tensor_parallel.h>
 #include <zeroth/parallel/sbp.h>
@@ -99,6 +100,12 @@ at::Tensor vocab_cross_entropy(const at::Tensor& local_logits, const at::Tensor&
                .got = "\"" + reduction + "\""});
 }
 
+at::Tensor part_of_loss(const at::Tensor& term, const py::object& object, std::optional<std::int64_t> count) {
+  const libtorch::RankGroup group = rank_group_of(object);
+  const py::gil_scoped_release no_gil;
+  return count ? libtorch::part_of_loss(term, *count, group) : libtorch::part_of_loss(term, group);
+}
+
 void bind_async_sum(py::module_& module) {
   using libtorch::PendingSum;
   py::class_<PendingSum>(module, "PendingSum").def("wait", &PendingSum::wait, py::call_guard<py::gil_scoped_release>());
@@ -161,6 +168,7 @@ void bind_parallel(py::module_& module) {
   module.def("gathered_linear", &gathered_linear, py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("dim"),
              py::arg("group"), py::arg("sizes") = py::none());
   module.def("ring_shift", &ring_shift, py::arg("tensors"), py::arg("group"), py::arg("by") = 1);
+  module.def("part_of_loss", &part_of_loss, py::arg("term"), py::arg("group"), py::arg("count") = py::none());
   module.def("slice_sizes", &zeroth::slice_sizes, py::arg("elements"), py::arg("ranks"));
   module.def("vocab_cross_entropy", &vocab_cross_entropy, py::arg("local_logits"), py::arg("targets"), py::arg("group"),
              py::kw_only(), py::arg("ignore_index") = -100, py::arg("reduction") = "mean",

@@ -581,6 +581,13 @@ def gathered_linear(
 def ring_shift(tensors: Sequence[torch.Tensor], group: Communicator, by: int = 1) -> list[torch.Tensor]:
     """The tensors of rank - `by`, around the ring, in one batch of messages; gradients are shifted back. All ranks give the same shapes."""
 
+def part_of_loss(term: torch.Tensor, group: Communicator, count: int | None = None) -> torch.Tensor:
+    """A term of a loss whose gradients are summed over the ranks of the group: its whole value, with this rank's part of the gradient.
+
+    Without `count`: a term that every rank computes whole and alike, such as a penalty on weights. Its gradient is divided by the ranks; no call of the group.
+    With `count`: a mean over elements, tokens for one, of which each rank has some. `term` is the sum over this rank's elements, `count` their number, from 0. Returns the mean over the elements of all ranks, 0 where there are none. A call of all ranks; wire: the count, and the sum.
+    A group of one rank makes no call. Raises Error USAGE for a negative count, and for what has no floating-point values."""
+
 def slice_sizes(elements: int, ranks: int) -> list[int]:
     """As equal as can be: the first elements % ranks ranks have one more."""
 
@@ -940,6 +947,7 @@ class Engine:
         """A number for close_backward(), and the gradient for loss.backward(): with the loss scale, or as it was given."""
     def close_backward(self, seen: int) -> None: ...
     def fail_backward(self) -> None: ...
+    def part_of_loss(self, term: torch.Tensor) -> torch.Tensor: ...
     def drop_forwards(self) -> None: ...
     def gathered(self, parameters: Sequence[torch.Tensor], writers: int) -> Gathered:
         """`writers`: a rank, -1 for all, -2 for nobody."""

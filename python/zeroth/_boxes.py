@@ -38,6 +38,7 @@ class Split:
     world: _C.World
     axes: dict[str, int]
     """sizes of the mesh's axes"""
+    mesh: _C.Mesh
     boxes: dict[str, _C.ParameterBox] = dataclasses.field(default_factory=dict)
     """by names in the model that is split: copies of a Parameter have no marks"""
 

@@ -243,6 +243,37 @@ class Engine:
             raise
         self._core.close_backward(seen)
 
+    def part_of_loss(self, term: torch.Tensor, *, count: int | None = None) -> torch.Tensor:
+        """A term of the loss that the program computes by itself, on any mesh::
+
+            engine.backward(engine(**batch).loss + engine.part_of_loss(penalty))
+
+        Gradients are summed over the ranks that share sequences (sp), and those of some parameters over the ranks that
+        share matrices (tp). What is returned has the value of the whole term, and this rank's part of the gradient.
+
+        Without `count`: a term of weights alone, inside gathered(), which every rank computes whole: a penalty. Over tp
+        each rank has its part of a matrix, so a sum over elements has the right gradient, and the value is that of this
+        rank's parts. No call of other ranks. With `count`: a mean over elements of which each rank of sp has some, such
+        as hidden states: `term` is the sum over this rank's elements, `count` their number. Collective over sp.
+
+        Raises Error USAGE for a term without `count` of what the model's forward gave, where ranks share sequences."""
+        if count is None:
+            return self._core.part_of_loss(term)
+        mesh = self.mesh
+        if (mesh is None or mesh.size("sp") == 1) and count >= 0:
+            return term / max(count, 1)
+        if mesh is None:
+            raise _C.make_error(
+                "USAGE", "a mean over fewer than no elements", where="python.engine", which="count", got=str(count)
+            )
+        return _C.part_of_loss(term, mesh.axis("sp"), count)
+
+    @property
+    def mesh(self) -> _C.Mesh | None:
+        """The ranks by axis, where the configuration has others than dp, or the model was split before."""
+        split = _boxes.split_of(self._model)
+        return None if split is None else split.mesh
+
     def train_batch(self, data_iter: Iterable[Any] | None = None) -> tuple[_C.StepResult, float]:
         """One step of a pipeline (zeroth.mesh.pp): takes gradient_accumulation_steps micro-batches from `data_iter`, an
         iterator, runs this stage's part of the schedule, and updates. All stages of a pipeline are given the same

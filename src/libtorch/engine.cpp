@@ -46,6 +46,9 @@ EngineBase::~EngineBase() = default;
 void EngineBase::backward(const at::Tensor& loss) {
   runtime_->backward(loss);
 }
+at::Tensor EngineBase::part_of_loss(const at::Tensor& term) const {
+  return runtime_->part_of_loss(term);
+}
 std::uint64_t EngineBase::open_backward(const at::Tensor& loss) {
   return runtime_->open_backward(loss);
 }

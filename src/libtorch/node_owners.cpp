@@ -128,6 +128,12 @@ std::vector<std::shared_ptr<Runtime>> NodeOwners::watched() {
   return all;
 }
 
+bool NodeOwners::is_of_forward(const torch::autograd::Node& node, const Runtime& runtime) {
+  const Owners found = owners(node.thread_id(), node.sequence_nr());
+  return std::ranges::any_of(found.list,
+                             [&](const Owner& owner) { return owner.runtime.get() == &runtime && !owner.use->reads; });
+}
+
 bool NodeOwners::runs_node_of(const Runtime& runtime) {
   const auto node = torch::autograd::get_current_node();
   if (!node) return false;

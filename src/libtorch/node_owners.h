@@ -11,6 +11,7 @@
 #include "libtorch/unit_backwards.h"
 
 #include <ATen/record_function.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <atomic>
 #include <cstdint>
@@ -58,6 +59,8 @@ class NodeOwners {
   /// The node that runs now was made in a forward of `runtime`.
   [[nodiscard]] bool runs_node_of(const Runtime& runtime);
   [[nodiscard]] std::vector<std::shared_ptr<Runtime>> watched();
+  /// A node of a graph was made in a forward of `runtime`, and not by what reads parameters beside it.
+  [[nodiscard]] bool is_of_forward(const torch::autograd::Node& node, const Runtime& runtime);
 
   /// While a node of `owners` runs and makes nodes for a further backward: opens ranges of the same units, or the last
   /// ones again if they have the same owners.

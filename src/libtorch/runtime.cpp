@@ -231,6 +231,7 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
   runtime->traffic_->reset();
   runtime->install_hooks(options);
   runtime->loss_scale_ = std::make_unique<LossScale>(runtime->weak_from_this());
+  runtime->loss_terms_ = std::make_unique<LossTerms>(runtime->model_, runtime->config_);
   if (runtime->scales_loss()) NodeOwners::instance().watch_entries(runtime);
   if (options.guard_gradients) runtime->guards_.make();
   return runtime;
@@ -612,7 +613,21 @@ std::uint64_t Runtime::open_backward(const at::Tensor& loss) {
             .expected = "a tensor that requires grad",
             .got = loss.defined() ? "requires_grad is false" : "an undefined tensor",
             .hint = "compute it from the model's output, outside NoGradGuard, and do not detach() it"});
+  look_at_terms(loss);
   return open_backward_of_part();
+}
+
+at::Tensor Runtime::part_of_loss(const at::Tensor& term) const {
+  return loss_terms_->part(term,
+                           [this](const auto& node) { return NodeOwners::instance().is_of_forward(node, *this); });
+}
+
+void Runtime::look_at_terms(const at::Tensor& loss) {
+  if (told_of_term_ || !loss_terms_->any()) return;
+  const std::string text =
+      loss_terms_->plain(loss, [this](const auto& node) { return NodeOwners::instance().is_of_forward(node, *this); });
+  told_of_term_ = !text.empty();
+  if (told_of_term_ && core_->rank() == 0) log_.warn(text);
 }
 
 void Runtime::close_backward(std::uint64_t seen) {

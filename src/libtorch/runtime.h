@@ -5,6 +5,7 @@
 #include "libtorch/gradient_guards.h"
 #include "libtorch/gradient_widths.h"
 #include "libtorch/loss_scale.h"
+#include "libtorch/loss_terms.h"
 #include "libtorch/slots.h"
 #include "libtorch/step_log.h"
 #include "libtorch/unit_backwards.h"
@@ -113,6 +114,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void backward(const at::Tensor& loss);
   [[nodiscard]] std::uint64_t open_backward(const at::Tensor& loss);
   void close_backward(std::uint64_t seen);
+  [[nodiscard]] at::Tensor part_of_loss(const at::Tensor& term) const;
   /// open_backward() of a part of the model, whose first gradients have the loss scale already. `uses`: of its graph,
   /// if counts_uses(); null: those of all graphs. It must live until the end of the backward.
   [[nodiscard]] std::uint64_t open_backward_of_part(const GradientUses* uses = nullptr);
@@ -184,6 +186,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// Tells the core which parameters get gradients now. Throws kModel for one that was frozen for good and now wants
   /// one.
   void look_at_trainability();
+  /// Warns once of a term that counts several times.
+  void look_at_terms(const at::Tensor& loss);
   void install_hooks(const EngineOptions& options);
   [[nodiscard]] LoadOptions by_own_names(LoadOptions options) const;
   void leave_forward(const UnitUse& use) noexcept;
@@ -214,6 +218,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   GradientGuards guards_{slots_, model_, trainable_};
   StepLog step_log_{log_};
   std::unique_ptr<LossScale> loss_scale_;
+  std::unique_ptr<LossTerms> loss_terms_;
+  bool told_of_term_ = false;                  ///< that counts several times
   bool begins_with_scale_ = false;             ///< the backward that runs: it is backward(), and not the loss's own
   int depth_ = 0;                              ///< forwards that are open
   std::vector<std::uint64_t> buffer_digests_;  ///< of the end of the last step

@@ -7,6 +7,7 @@ import copy
 import tempfile
 from typing import Any
 
+import own_losses
 import safetensors.torch
 import tensor_rank
 import torch
@@ -230,6 +231,10 @@ def main() -> None:
         refusals,
         corrections,
         whole_logits,
+        own_losses.parts_of_groups,
+        own_losses.terms,
+        own_losses.weighted_by_tokens,
+        own_losses.warned,
         dropouts,
         copies,
         deferred_and_pretrained,

@@ -120,6 +120,12 @@ class EngineBase {
   /// Runs loss.backward(); calling loss.backward() directly is the same. May block for other ranks. Throws kModel if
   /// `loss` does not require a gradient.
   void backward(const at::Tensor& loss);
+  /// A term of the loss that every rank computes whole from weights, such as a penalty on them: `engine.backward(loss +
+  /// engine.part_of_loss(penalty))`. The same value; the gradient is divided where gradients of ranks are summed that
+  /// all compute it: over those that share sequences, and of some parameters over those that share matrices. Does
+  /// nothing on other meshes. For terms of tokens see part_of_loss() in zeroth/libtorch/loss_terms.h. Throws kUsage for
+  /// a term of what the forward gave, where ranks share sequences.
+  [[nodiscard]] at::Tensor part_of_loss(const at::Tensor& term) const;
   /// Gathers the units of these parameters for code that reads them outside of their units' forwards: a loss that is
   /// fused with the head's product, a penalty on weights. Gradients flow through what is computed with them, and their
   /// backward gathers the units again. Returns an object that gives them back: `auto weights = engine.gathered({w});

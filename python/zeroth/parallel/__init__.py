@@ -11,6 +11,7 @@ from zeroth._C import (
     copy_to_group,
     gather_from_group,
     gathered_linear,
+    part_of_loss,
     redistribute,
     reduce_from_group,
     reduce_from_group_async,
@@ -39,7 +40,6 @@ from zeroth.parallel.sample import require_same
 from zeroth.parallel.sbp import Broadcast, Partial, Split
 from zeroth.parallel.sequence_batches import SequenceBatches
 from zeroth.parallel.spatial import (
-    part_of_loss,
     spatial_batch_norm,
     spatial_conv2d,
     spatial_mean,

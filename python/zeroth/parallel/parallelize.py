@@ -140,7 +140,7 @@ def parallelize(
         loss = getattr(model, "loss_function", None)
         if isinstance(loss, VocabLoss):
             sequence.cross_entropy = functools.partial(loss.total, vocab_size=int(model.config.vocab_size))  # type: ignore[union-attr,arg-type]
-    _boxes.mark(model, _boxes.Split(world, axes))
+    _boxes.mark(model, _boxes.Split(world, axes, mesh))
     if verify is not None and expected is not None:
         got = outputs_of(model, verify)
         require_equal(model, expected, got if sequence is None else [sequence.gather(one) for one in got[:1]], mesh)

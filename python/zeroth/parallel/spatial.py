@@ -17,7 +17,6 @@ from zeroth.parallel.halo import fetch_rows, heights_of
 from zeroth.parallel.image_window import Window
 
 __all__ = [
-    "part_of_loss",
     "spatial_batch_norm",
     "spatial_conv2d",
     "spatial_mean",
@@ -44,12 +43,6 @@ def spatial_mean(x: torch.Tensor, group: _C.Communicator) -> torch.Tensor:
     computed from it is the same on all: end with part_of_loss()."""
     rows = sum(heights_of(x, 2, group))
     return _C.all_reduce(x.sum((2, 3), keepdim=True), group) / (rows * x.size(3))
-
-
-def part_of_loss(loss: torch.Tensor, group: _C.Communicator) -> torch.Tensor:
-    """A loss that all ranks have alike, with the gradient of one part each: the sum of the ranks' gradients is that of
-    the loss."""
-    return loss if group.size == 1 else _C.reduce_from_group(loss / group.size, group)
 
 
 def spatial_conv2d(

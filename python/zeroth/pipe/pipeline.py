@@ -226,7 +226,7 @@ def pipeline(
     )
     _give_away(done)
     object.__setattr__(chain.model, _MARK, done)
-    _boxes.mark(chain.model, _boxes.Split(world, axes))
+    _boxes.mark(chain.model, _boxes.Split(world, axes, mesh))
     return done
 
 
