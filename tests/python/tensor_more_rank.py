@@ -1,5 +1,5 @@
-"""One of four ranks: refusals, dropout, bytes, corrections and whole logits of tensor-parallel models; see
-tensor_test.py."""
+"""One of four ranks: refusals, dropout, bytes, corrections, logits, own losses and adapters of tensor-parallel models;
+see tensor_test.py."""
 
 from __future__ import annotations
 
@@ -77,16 +77,77 @@ def corrections(world: zeroth.World) -> None:
 
 
 def whole_logits(world: zeroth.World) -> None:
-    """Without labels logits are whole; with labels each rank has its part of the vocabulary."""
+    """Logits are whole without labels, and in eval(). In training with labels nobody has them whole: what is there
+    says so, and gives them."""
     plain, model = tensor_rank.made("qwen2"), tensor_rank.made("qwen2")
     engine = engine_of(world, model, 3)
     tokens = tensor_rank.batch(0, 0)["input_ids"]
     with torch.no_grad():
         expected = plain(input_ids=tokens).logits
         assert (engine(input_ids=tokens).logits - expected).abs().max() < 1e-12
-        part = engine(input_ids=tokens, labels=tokens).logits
-    assert part.shape[-1] == (49 if world.rank % 2 == 0 else 48)
+    for training in (False, True):
+        model.train(training)
+        output = engine(input_ids=tokens, labels=tokens)
+        logits, pair = output.logits, engine(input_ids=tokens, labels=tokens, return_dict=False)
+        expected_loss = tensor_rank.loss_of(plain, input_ids=tokens, labels=tokens)
+        assert tensor_rank.close(output.loss.item(), expected_loss.item())
+        if not training:
+            assert (logits - expected).abs().max() < 1e-12 and torch.equal(pair[1], logits)
+            assert torch.equal(logits.argmax(-1), expected.argmax(-1))
+            continue
+        assert logits.local.shape[-1] == len(logits.rows) == (49 if world.rank % 2 == 0 else 48)
+        assert (logits.local - expected[..., logits.rows.start : logits.rows.stop]).abs().max() < 1e-12
+        assert "of a vocabulary of 97" in repr(logits) and not hasattr(logits, "argmax")
+        for reads in (
+            lambda: logits.argmax(-1),
+            lambda: logits[:, -1],
+            lambda: torch.softmax(logits, -1),
+            lambda: logits > 0,
+            lambda: len(pair[1]),
+        ):
+            with refused("USAGE", "no rank has whole logits of a training forward.*output.logits.whole.*rows .* of 97"):
+                reads()
+        whole = logits.whole()
+        assert (whole - expected).abs().max() < 1e-12
+        engine.backward(nn.functional.cross_entropy(whole[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()))
+        plain.train().zero_grad()
+        tensor_rank.loss_of(plain, **tensor_rank.batch(0, 0)).backward()
+        for name, parameter in plain.named_parameters():
+            assert (engine.full(name, "grad") - parameter.grad).abs().max() < 1e-12, name
+        engine.step()
     engine.close(keep_parameters=False)
+
+
+def outside_the_vocabulary(world: zeroth.World) -> None:
+    """An index or a label that there is not is an error on all ranks, as torch's own; the ignored label is none."""
+    tokens = tensor_rank.batch(0, 0)["input_ids"]
+    ignored = tokens.masked_fill(tokens > 40, -100)
+    for mesh in ({"tp": 2}, {"tp": 2, "sp": 2}):
+        model = tensor_rank.made("llama")
+        engine = zeroth.Engine(model, {"zeroth": {"mesh": mesh}}, world=world, log_level="error")
+        for inputs, labels, text in (
+            (tensor_rank.VOCAB, tokens, "an index is outside.*expected: 0 to 96; got: 97"),
+            (-1, tokens, "an index is outside.*expected: 0 to 96; got: -1"),
+            (1, tensor_rank.VOCAB, "a label is outside.*expected: 0 to 96, or -100 .*; got: 97"),
+            (1, -1, "a label is outside.*got: -1"),
+        ):
+            wrong = tokens.clone()
+            wrong[1, 3] = inputs
+            target = labels
+            if isinstance(labels, int):
+                target = ignored.clone()
+                target[1, 3] = labels
+            with refused("USAGE", text):
+                try:
+                    engine(input_ids=wrong, labels=target)
+                except IndexError:
+                    raise
+                except zeroth.Error as error:
+                    raise AssertionError("no IndexError") from error
+        loss = engine(input_ids=tokens, labels=ignored).loss
+        expected = tensor_rank.loss_of(tensor_rank.made("llama"), input_ids=tokens, labels=ignored)
+        assert tensor_rank.close(loss.item(), expected.item())
+        engine.close(keep_parameters=False)
 
 
 def dropouts(world: zeroth.World) -> None:
@@ -231,6 +292,7 @@ def main() -> None:
         refusals,
         corrections,
         whole_logits,
+        outside_the_vocabulary,
         own_losses.parts_of_groups,
         own_losses.terms,
         own_losses.weighted_by_tokens,

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any, Literal
 
 import torch
@@ -25,6 +25,7 @@ from zeroth.parallel.tensor_plan import find_plan
 from zeroth.parallel.tensor_share import Role, Share, TensorPlan
 from zeroth.parallel.verify import outputs_of, require_equal
 from zeroth.parallel.vocab_loss import VocabLoss
+from zeroth.parallel.vocabulary import VocabLogits
 
 __all__ = ["Parallel", "parallelize"]
 
@@ -83,8 +84,8 @@ def parallelize(
     tp: linear layers and the vocabulary's embedding and head get this rank's part of their parameters (same Parameter
     objects), by `plan`: "auto" finds it (see TensorPlan, find_plan); `corrections` say otherwise for modules by name,
     with * for parts: {"model.layers.*.mlp.*": "whole"}. With labels, models of transformers compute their loss from
-    logits that no rank has whole, and output.logits are this rank's part of the vocabulary; without labels they are
-    whole.
+    logits that no rank has whole. In training output.logits is then a VocabLogits, which says so; in eval(), and
+    without labels, they are whole.
     `norms`: "split" lets ranks of tp work on slices of the sequence between the layers that they share: norms,
     dropouts, residual sums and what is kept of them for backward are divided by tp, the bytes on the wire stay the
     same (Korthikanti et al. 2022). For decoders and encoders of one list of blocks; output.hidden_states are slices.
@@ -118,6 +119,7 @@ def parallelize(
     way.require(axes["sp"])
     mesh = world.mesh(axes, settings)
     expected = None if verify is None else outputs_of(model, verify)
+    shared = None
     if found is not None:
         tp = mesh.axis("tp")
         weights: dict[str, torch.Tensor] = {}
@@ -131,7 +133,8 @@ def parallelize(
             what="ranks that share matrices have other weights",
             hint="build the model from the same seed on every rank: torch.manual_seed() before it is made",
         )
-        _TensorSplit(model, tp, "tp").apply(found)
+        shared = _TensorSplit(model, tp, "tp")
+        shared.apply(found)
         if slices is not None:
             SplitNorms(model, tp, "tp", slices)
     sequence = None
@@ -140,6 +143,8 @@ def parallelize(
         loss = getattr(model, "loss_function", None)
         if isinstance(loss, VocabLoss):
             sequence.cross_entropy = functools.partial(loss.total, vocab_size=int(model.config.vocab_size))  # type: ignore[union-attr,arg-type]
+    if shared is not None:
+        shared.follow_logits()
     _boxes.mark(model, _boxes.Split(world, axes, mesh))
     if verify is not None and expected is not None:
         got = outputs_of(model, verify)
@@ -155,6 +160,10 @@ class _TensorSplit:
         self.group = group
         self.axis = axis
         self.head: ColumnLinear | None = None
+        self.causal: nn.Module | None = None
+        """that calls a loss_function: the model, or the one inside PEFT's"""
+        self.by_parts = False
+        """the forward that runs computes its loss from parts of the logits"""
         self.draws = SplitRegion.draws(model)
         self.made: dict[int, tuple[nn.Module, nn.Module]] = {}
         """new modules by the id of the old one, which is kept"""
@@ -171,6 +180,8 @@ class _TensorSplit:
             setattr(self.model.get_submodule(name), attribute, value)
         self._regions(plan)
         self.made.clear()
+        if self.causal is not None:
+            self.causal.register_forward_pre_hook(self._choose, prepend=True, with_kwargs=True)
         self.model.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True)
 
     def _cut(self, share: Share) -> Cut:
@@ -202,8 +213,9 @@ class _TensorSplit:
             case "head":
                 cut = self._cut(share)
                 made = self.head = ColumnLinear(module, self.group, cut, gather_output=True)
-                if _calls_loss_function(self.model):
-                    self.model.loss_function = VocabLoss(self.group, cut)  # type: ignore[assignment]
+                self.causal = next((one for one in self.model.modules() if _calls_loss_function(one)), None)
+                if self.causal is not None:
+                    self.causal.loss_function = VocabLoss(self.group, cut)  # type: ignore[assignment]
         if share.role != "vocab":
             for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
                 getattr(made, hooks).update(getattr(module, hooks))
@@ -235,10 +247,8 @@ class _TensorSplit:
                 SplitRegion(region, rows[0], self.group)
 
     def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The same sample on all ranks; logits are gathered where nobody computes a loss from the parts."""
-        given = dict(kwargs)
-        with contextlib.suppress(TypeError, ValueError):  # a forward without a signature
-            given |= inspect.signature(model.forward).bind_partial(*args).arguments
+        """The same sample on all ranks."""
+        given = _named(model, args, kwargs)
         tensors = {name: given.get(name) for name in _INPUTS}
         if all(value is None for value in tensors.values()):
             tensors = {str(number): one for number, one in enumerate(_tensors(args, kwargs))}
@@ -251,10 +261,45 @@ class _TensorSplit:
             what="ranks that share matrices were given different samples or random numbers",
             hint="give all ranks of tp the same sample and the same torch.manual_seed(); batches differ over dp only",
         )
+
+    def _choose(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Logits are gathered where nobody computes a loss from the parts."""
+        given = _named(model, args, kwargs)
+        labels = given.get("labels") is not None or given.get("shift_labels") is not None
+        self.by_parts = labels and isinstance(model.loss_function, VocabLoss)
         if self.head is not None:
-            by_parts = isinstance(getattr(model, "loss_function", None), VocabLoss)
-            labels = given.get("labels") is not None or given.get("shift_labels") is not None
-            self.head.gather_output = not (by_parts and labels)
+            self.head.gather_output = not self.by_parts
+
+    def follow_logits(self) -> None:
+        """From now on outputs have no logits that look whole and are not. After what computes a loss from parts."""
+        if self.causal is not None:
+            self.causal.register_forward_hook(self._after)
+
+    def _after(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """Logits beside a loss of parts: whole in an evaluation, else an object that says what it is."""
+        if not self.by_parts or self.head is None:
+            return None
+        is_mapping = isinstance(output, MutableMapping)
+        at = "logits" if is_mapping else 1
+        if is_mapping and "logits" not in output or not is_mapping and not (isinstance(output, tuple) and output[1:]):
+            return None
+        local, sizes = output[at], self.head.sizes
+        if not isinstance(local, torch.Tensor) or local.dim() == 0 or local.shape[-1] != sizes[self.group.rank]:
+            return None  # tiles
+        logits = VocabLogits(local, self.group, sizes)
+        value: Any = logits if model.training else logits.whole()
+        if not is_mapping:
+            return (output[0], value, *output[2:])
+        output[at] = value
+        return output
+
+
+def _named(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a forward by name, as far as it has a signature."""
+    given = dict(kwargs)
+    with contextlib.suppress(TypeError, ValueError):
+        given |= inspect.signature(model.forward).bind_partial(*args).arguments
+    return given
 
 
 def _tensors(args: Any, kwargs: Any) -> list[torch.Tensor]:

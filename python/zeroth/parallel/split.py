@@ -24,6 +24,7 @@ from zeroth.parallel.split_checks import (
     require_heads,
     require_known,
     require_model,
+    require_tokens,
 )
 from zeroth.parallel.verify import difference
 from zeroth.parallel.vocab_loss import cross_entropy_sum, sum_of_parts
@@ -151,6 +152,7 @@ class SplitModel:
                 hint="make them as the model does, from the whole input_ids",
             )
         require_same({name: given.get(name) for name in SAME}, self.group, where=_WHERE)
+        require_tokens(model, given, who(self.group))
         local, self.binding.sample = cut_sample(given, self.binding, self.kind, loss_type_of(model))
         if self._has_cache:
             local["use_cache"] = False

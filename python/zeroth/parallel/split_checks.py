@@ -12,6 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from zeroth import _C
 from zeroth.parallel._refuse import refuse, who
 from zeroth.parallel.hf_attention import METHODS
+from zeroth.parallel.sample import IGNORED
+from zeroth.parallel.vocabulary import require_in_vocabulary
 
 __all__ = [
     "ALIGNED",
@@ -23,6 +25,7 @@ __all__ = [
     "require_heads",
     "require_known",
     "require_model",
+    "require_tokens",
 ]
 
 _WHERE = "parallel.split_sequence"
@@ -278,3 +281,21 @@ def require_known(given: Mapping[str, Any], rank: str) -> None:
             expected=f"{whole[1]} positions",
             got=list(positions.shape),
         )
+
+
+def require_tokens(model: nn.Module, given: Mapping[str, Any], rank: str) -> None:
+    """Tokens and labels of the whole sample are in the vocabulary: else the ranks that have them would raise torch's
+    error, and the others wait for them."""
+    tokens = given.get("input_ids")
+    table: Any = getattr(model, "get_input_embeddings", lambda: None)()
+    if tokens is not None and isinstance(table, nn.Embedding):
+        size = table.num_embeddings
+        require_in_vocabulary(tokens, size, what="an index", where=_WHERE, who=rank, which="input_ids")
+    config: Any = model.config.get_text_config()  # type: ignore[union-attr,operator]
+    size = config.num_labels if loss_type_of(model) == "ForTokenClassification" else config.vocab_size
+    for name in ("labels", "shift_labels"):
+        labels = given.get(name)
+        if labels is not None:
+            ignored = given.get("ignore_index")
+            labels = labels if ignored is None else labels.masked_fill(labels == ignored, IGNORED)
+            require_in_vocabulary(labels, size, what="a label", where=_WHERE, who=rank, which=name, ignored=IGNORED)

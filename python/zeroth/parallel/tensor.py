@@ -11,7 +11,9 @@ from torch.nn import functional
 
 from zeroth import _C, _boxes
 from zeroth._C import copy_to_group, gather_from_group, reduce_from_group
+from zeroth.parallel._refuse import who
 from zeroth.parallel.tensor_cut import Cut
+from zeroth.parallel.vocabulary import require_in_vocabulary
 
 __all__ = ["ColumnLinear", "RowLinear", "SharedInput", "VocabEmbedding", "share", "whole_shape"]
 
@@ -143,7 +145,8 @@ class RowLinear(_Shared):
 
 
 class VocabEmbedding(nn.Embedding):
-    """Each rank has the rows of a part of the vocabulary: indices, the same on all ranks -> [..., size], whole."""
+    """Each rank has the rows of a part of the vocabulary: indices, the same on all ranks -> [..., size], whole. Raises
+    Error USAGE, an IndexError, too, on all ranks for an index outside the vocabulary."""
 
     group: _C.Communicator
     begin: int
@@ -166,6 +169,9 @@ class VocabEmbedding(nn.Embedding):
         return made
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        require_in_vocabulary(
+            input, self.num_embeddings, what="an index", where="parallel.VocabEmbedding", who=who(self.group)
+        )
         own = input - self.begin
         outside = (own < 0) | (own >= self.count)
         rows = functional.embedding(own.masked_fill(outside, 0), self.weight, self._own_padding())

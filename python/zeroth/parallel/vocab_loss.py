@@ -8,8 +8,10 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from zeroth import _C
 from zeroth._C import reduce_from_group, vocab_cross_entropy
+from zeroth.parallel._refuse import who
 from zeroth.parallel.sample import IGNORED, shifted
 from zeroth.parallel.tensor_cut import Cut
+from zeroth.parallel.vocabulary import require_in_vocabulary
 
 __all__ = ["VocabLoss", "cross_entropy_sum", "sum_of_parts"]
 
@@ -23,8 +25,13 @@ class VocabLoss:
 
     def total(self, logits: torch.Tensor, labels: torch.Tensor, vocab_size: int) -> torch.Tensor:
         """Sum of the cross entropies over tokens with a label. logits [N, own], labels [N] (IGNORED: none). On the
-        wire: three numbers a token (Shoeybi et al. 2019, section 3)."""
+        wire: three numbers a token (Shoeybi et al. 2019, section 3). Whole logits [N, vocab_size] are taken, too."""
         sizes = self.cut.sizes(vocab_size)
+        require_in_vocabulary(
+            labels, vocab_size, what="a label", where="parallel.loss", who=who(self.group), ignored=IGNORED
+        )
+        if logits.shape[-1] == vocab_size != sizes[self.group.rank]:
+            return cross_entropy_sum(logits, labels)
         return vocab_cross_entropy(logits, labels, self.group, ignore_index=IGNORED, reduction="sum", vocab_sizes=sizes)
 
     def __call__(
