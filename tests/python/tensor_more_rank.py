@@ -7,6 +7,7 @@ import copy
 import tempfile
 from typing import Any
 
+import low_rank_adapters
 import own_losses
 import safetensors.torch
 import tensor_rank
@@ -297,6 +298,9 @@ def main() -> None:
         own_losses.terms,
         own_losses.weighted_by_tokens,
         own_losses.warned,
+        low_rank_adapters.numbers,
+        low_rank_adapters.wrapped,
+        low_rank_adapters.dropouts,
         dropouts,
         copies,
         deferred_and_pretrained,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import forked
 import job
+import low_rank_adapters
 import tier
 import torch
 import transformers
@@ -74,6 +75,10 @@ class Plans(unittest.TestCase):
         for name in names:
             roles = {share.name: share.role for share in find_plan(model, 2, {name: "whole"}).shares}
             self.assertEqual({roles[other] for other in names}, {"whole"}, name)
+
+    def test_an_adapter_has_the_role_of_its_layer(self) -> None:
+        low_rank_adapters.plans()
+        low_rank_adapters.tied_heads()
 
 
 class Models(job.RankTest):

@@ -48,6 +48,9 @@ def find_norm_plan(model: nn.Module, plan: TensorPlan) -> NormPlan:
     by name, for what might look along the sequence."""
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         _refuse(type(model).__name__, "one list of blocks", "an encoder and a decoder")
+    adapters = [share.name for share in plan.shares if share.adapter]
+    if adapters:
+        _refuse(adapters[0], "no adapters on the layers that ranks share", "an adapter of low rank")
     modules = dict(model.named_modules())
     blocks = blocks_of(model)
     around = {path.rsplit(".", 2)[0] if path.count(".") > 1 else "" for path in blocks}

@@ -20,6 +20,7 @@ from zeroth.parallel.split import SplitModel
 from zeroth.parallel.split_region import SplitRegion
 from zeroth.parallel.tensor import ColumnLinear, RowLinear, SharedInput, VocabEmbedding
 from zeroth.parallel.tensor import share as share_parameter
+from zeroth.parallel.tensor_adapters import adapters_of, plain_name
 from zeroth.parallel.tensor_cut import Cut
 from zeroth.parallel.tensor_plan import find_plan
 from zeroth.parallel.tensor_share import Role, Share, TensorPlan
@@ -229,22 +230,33 @@ class _TensorSplit:
     def _regions(self, plan: TensorPlan) -> None:
         """Around each row-parallel layer the smallest module that has its columns, too: these enter their input once,
         and dropouts between them differ on the ranks."""
+        adapters = adapters_of(self.model)
+        beside = {id(self.model.get_submodule(share.name)) for share in plan.shares if share.adapter}
+        whole = {
+            id(self.model.get_submodule(dropout))
+            for share in plan.shares
+            if share.role == "column" and share.name in adapters
+            for dropout in adapters[share.name].dropouts
+        }
         for share in plan.shares:
-            if share.role != "row":
+            if share.role != "row" or share.adapter:
                 continue
             path = share.name
             region = self.model.get_submodule(path)
-            while path and not any(isinstance(one, ColumnLinear) for one in region.modules()):
+            while path and not any(isinstance(one, ColumnLinear) and id(one) not in beside for one in region.modules()):
                 path = path.rpartition(".")[0]
                 region = self.model.get_submodule(path)
-            rows = [one for one in region.modules() if isinstance(one, RowLinear)]
+            rows = [one for one in region.modules() if isinstance(one, RowLinear) and id(one) not in beside]
             columns = [one for one in region.modules() if isinstance(one, ColumnLinear) and one is not self.head]
             if path and len(columns) > 1:
                 shared = SharedInput(region, self.group)
                 for column in columns:
                     column.shared_input = column.shared_input or shared
             if len(rows) == 1 and SplitRegion.draws(region):
-                SplitRegion(region, rows[0], self.group)
+                adapted = share.name in adapters
+                end = self.model.get_submodule(plain_name(share.name)) if adapted else rows[0]
+                of_whole = [one for one in region.modules() if id(one) in whole]
+                SplitRegion(region, end, self.group, adapted=adapted, of_whole=of_whole)
 
     def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The same sample on all ranks."""

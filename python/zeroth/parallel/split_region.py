@@ -1,5 +1,6 @@
 """Dropout of tensor-parallel layers: equal on all ranks where values are whole, different where they are split."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,14 +16,35 @@ class SplitRegion:
     """Between a module's begin and its row-parallel layer, each rank draws numbers of its own.
 
     The numbers follow from torch's default generator, which moves by one draw. So ranks that were equal stay equal, and
-    activation checkpointing, which restores the generator, gets the same numbers again."""
+    activation checkpointing, which restores the generator, gets the same numbers again.
 
-    def __init__(self, module: nn.Module, row: nn.Module, group: _C.Communicator) -> None:
+    Adapters on column layers have dropouts of what is whole: these draw equal numbers inside, too."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        row: nn.Module,
+        group: _C.Communicator,
+        *,
+        adapted: bool = False,
+        of_whole: Iterable[nn.Module] = (),
+    ) -> None:
+        """`row`: the row-parallel layer, or with `adapted` the module that has it and its adapters, after which values
+        are whole. `of_whole`: dropouts inside of values that are whole."""
         self.group = group
         self.before: torch.Tensor | None = None
+        self._equal: torch.Tensor | None = None
+        """the generator's state for what is whole"""
+        self._own: torch.Tensor | None = None
         module.register_forward_pre_hook(self._enter)
-        row.register_forward_pre_hook(self._leave)
+        if adapted:
+            row.register_forward_hook(self._end, always_call=True)
+        else:
+            row.register_forward_pre_hook(self._leave)
         module.register_forward_hook(self._end, always_call=True)
+        for dropout in of_whole:
+            dropout.register_forward_pre_hook(self._enter_whole)
+            dropout.register_forward_hook(self._leave_whole, always_call=True)
 
     @staticmethod
     def draws(module: nn.Module) -> bool:
@@ -39,6 +61,8 @@ class SplitRegion:
             return
         seed = int(torch.randint(1 << 62, (), dtype=torch.int64))
         self.before = torch.get_rng_state()
+        torch.default_generator.manual_seed(mixed(seed, self.group.size))
+        self._equal = torch.get_rng_state()
         torch.default_generator.manual_seed(mixed(seed, self.group.rank))
 
     def _leave(self, *_: Any) -> None:
@@ -48,3 +72,14 @@ class SplitRegion:
 
     def _end(self, *_: Any) -> None:
         self._leave()
+
+    def _enter_whole(self, *_: Any) -> None:
+        if self.before is not None and self._equal is not None:
+            self._own = torch.get_rng_state()
+            torch.set_rng_state(self._equal)
+
+    def _leave_whole(self, *_: Any) -> None:
+        if self._own is not None:
+            self._equal = torch.get_rng_state()
+            torch.set_rng_state(self._own)
+            self._own = None

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from zeroth.parallel._refuse import refuse
+from zeroth.parallel.tensor_adapters import Adapter, linears_of, plain_name, problem_of
 from zeroth.parallel.tensor_share import Role, Share, inputs_of, is_linear, outputs_of
 
 __all__ = ["Found", "of_attention"]
@@ -21,18 +22,24 @@ Found = tuple[str, Share, list[tuple[str, str, int]]]
 
 
 def of_attention(
-    model: nn.Module, path: str, attention: nn.Module, ranks: int, roles: Mapping[str, Role | None]
+    model: nn.Module,
+    path: str,
+    attention: nn.Module,
+    ranks: int,
+    roles: Mapping[str, Role | None],
+    adapters: Mapping[str, Adapter],
 ) -> Iterator[Found]:
-    linears = {f"{path}.{name}": one for name, one in attention.named_modules() if is_linear(one)}
+    linears = linears_of(attention, path)
     names = list(linears)
     heads, kv_heads, head_size = _heads(model, attention)
     problem = _needs_all_heads(attention) if heads else "it does not say how many heads it has"
+    problem = problem or problem_of(names, adapters)
     if problem:
         for name in names:
             yield name, Share(name, "whole", why=problem), []
         return
     width = heads * head_size
-    rows = [name for name in names if roles.get(name) == "row"] or [_last_of(names)]
+    rows = [name for name in names if roles.get(plain_name(name)) == "row"] or [_last_of(names)]
     row = linears[rows[0]]
     queries = any(outputs_of(linears[name]) == width for name in names if name not in rows)
     if inputs_of(row) != width:
@@ -42,7 +49,7 @@ def of_attention(
         if name in rows:
             continue
         outputs = outputs_of(linears[name])
-        if outputs == width and kv_heads == heads or outputs == width and not _is_key_or_value(name):
+        if outputs == width and kv_heads == heads or outputs == width and not _is_key_or_value(plain_name(name)):
             shares.append(Share(name, "column", head_size, heads))
         elif outputs == kv_heads * head_size:
             shares.append(Share(name, "column", head_size, kv_heads))
@@ -53,7 +60,7 @@ def of_attention(
             shares.append(Share(name, "column", head_size, heads, 2))
         else:
             problem = problem or f"{name} gives {outputs}, which are not {heads} or {kv_heads} heads of {head_size}"
-    columns = {share.name.rpartition(".")[0] for share in shares if share.role == "column"}
+    columns = {plain_name(share.name).rpartition(".")[0] for share in shares if share.role == "column"}
     inside = {name: model.get_submodule(name) for name in sorted(columns)}
     summed, blocked = _others(inside, head_size, width, kv_heads * head_size)
     problem = problem or blocked
@@ -78,7 +85,7 @@ def of_attention(
 
 def _last_of(names: list[str]) -> str:
     """The projection that ends an attention, by its name; else the one that was made last."""
-    ends = [name for name in names if name.rpartition(".")[2] in _ENDS]
+    ends = [name for name in names if plain_name(name).rpartition(".")[2] in _ENDS]
     return ends[0] if len(ends) == 1 else names[-1]
 
 
@@ -123,7 +130,7 @@ def _heads(model: nn.Module, attention: nn.Module) -> tuple[int, int, int]:
     kv_heads = next((found for holder in holders if (found := _first(holder, keys))), heads)
     size = next((found for holder in holders if (found := _first(holder, sizes))), 0)
     if size == 0:
-        linears = [one for one in attention.modules() if is_linear(one)]
+        linears = list(linears_of(attention, "").values())
         size = inputs_of(linears[-1]) // heads
     return heads, kv_heads, size
 

@@ -21,6 +21,15 @@ from torch import nn
 from zeroth import _units
 from zeroth._tiled import Tile
 from zeroth.parallel._refuse import refuse
+from zeroth.parallel.tensor_adapters import (
+    Adapter,
+    adapters_of,
+    base_name,
+    linears_of,
+    plain_name,
+    problem_of,
+    shares_of_adapters,
+)
 from zeroth.parallel.tensor_heads import Found, of_attention
 from zeroth.parallel.tensor_share import ROLES, Role, Share, TensorPlan, inputs_of, is_linear, outputs_of
 
@@ -44,14 +53,16 @@ def find_plan(model: nn.Module, ranks: int, corrections: Mapping[str, Role] | No
     shares: dict[str, Share] = {}
     attributes: list[tuple[str, str, int]] = []
     own = _own_plan(model)
+    adapters = adapters_of(model)
     for path, block in blocks_of(model).items():
-        for name, share, counts in _of_block(model, path, block, ranks, own):
+        for name, share, counts in _of_block(model, path, block, ranks, own, adapters):
             shares[name] = share
             attributes += counts
     for share in _vocabulary(model, ranks):
         shares[share.name] = share
     for pattern, role in (corrections or {}).items():
-        _correct(model, shares, pattern, role)
+        _correct(model, shares, pattern, role, adapters)
+    shares |= {share.name: share for share in shares_of_adapters(shares, adapters)}
     if not any(share.role in ("column", "row") for share in shares.values()):
         reasons = sorted({f"{share.name}: {share.why}" for share in shares.values() if share.why})
         tiled = any(isinstance(module, Tile) for module in model.modules())
@@ -126,18 +137,21 @@ def _outermost_attentions(block: nn.Module, path: str) -> Iterator[tuple[str, nn
             yield from _outermost_attentions(child, inside)
 
 
-def _of_block(model: nn.Module, path: str, block: nn.Module, ranks: int, own: Mapping[str, Role]) -> Iterator[Found]:
+def _of_block(
+    model: nn.Module,
+    path: str,
+    block: nn.Module,
+    ranks: int,
+    own: Mapping[str, Role],
+    adapters: Mapping[str, Adapter],
+) -> Iterator[Found]:
     seen: set[str] = set()
     for name, attention in _outermost_attentions(block, path):
-        for found in of_attention(model, name, attention, ranks, _roles_of(attention, name, own)):
+        for found in of_attention(model, name, attention, ranks, _roles_of(attention, name, own), adapters):
             seen.add(found[0])
             yield found
-    linears = {
-        f"{path}.{name}": module
-        for name, module in block.named_modules()
-        if is_linear(module) and f"{path}.{name}" not in seen
-    }
-    for name, share in _of_mlp(path, block, linears, ranks, own):
+    linears = {name: module for name, module in linears_of(block, path).items() if name not in seen}
+    for name, share in _of_mlp(path, block, linears, ranks, own, adapters):
         yield name, share, []
 
 
@@ -152,7 +166,7 @@ def _common_holder(block: nn.Module, names: list[str], path: str) -> Iterator[tu
     """Parameters, besides those of linear layers, of the smallest module of the block that holds the layers."""
     if not names:
         return
-    inside = [name.removeprefix(f"{path}.").split(".")[:-1] for name in names]
+    inside = [plain_name(name).removeprefix(f"{path}.").split(".")[:-1] for name in names]
     common = list(itertools.takewhile(lambda parts: len({*parts}) == 1, zip(*inside, strict=False)))
     holder = ".".join(parts[0] for parts in common)
     for name, module in block.get_submodule(holder).named_modules():
@@ -162,7 +176,12 @@ def _common_holder(block: nn.Module, names: list[str], path: str) -> Iterator[tu
 
 
 def _of_mlp(
-    path: str, block: nn.Module, linears: Mapping[str, nn.Module], ranks: int, own: Mapping[str, Role]
+    path: str,
+    block: nn.Module,
+    linears: Mapping[str, nn.Module],
+    ranks: int,
+    own: Mapping[str, Role],
+    adapters: Mapping[str, Adapter],
 ) -> Iterator[tuple[str, Share]]:
     """The block's size is what the first layer takes. A row takes what a column gives: whole, or half of it (gated,
     both halves in one matrix)."""
@@ -175,7 +194,7 @@ def _of_mlp(
     for name, module in linears.items():
         inputs, outputs = inputs_of(module), outputs_of(module)
         closes = [width for width in (inputs, 2 * inputs) if given.get(width)]
-        said = _role_in(own, name)
+        said = _role_in(own, plain_name(name))
         if said == "whole":
             roles[name] = Share(name, "whole", why="the model's own plan")
         elif closes and outputs == size and (inputs != size or name == names[-1]) and said in (None, "row"):
@@ -196,6 +215,8 @@ def _of_mlp(
     for name, parameter in _common_holder(block, [share.name for share in columns], path):
         if widths & set(parameter.shape):
             _leave(roles, f"{name} is of all that the columns give")
+    if problem := problem_of(linears, adapters):
+        _leave(roles, problem)
     for name, share in list(roles.items()):
         width = inputs_of(linears[name]) if share.role == "row" else outputs_of(linears[name]) // share.parts
         if share.role in ("column", "row") and width < ranks:
@@ -208,6 +229,12 @@ def _vocabulary(model: nn.Module, ranks: int) -> Iterator[Share]:
     embedding: Any = getattr(model, "get_input_embeddings", lambda: None)()
     head: Any = getattr(model, "get_output_embeddings", lambda: None)()
     names = {id(module): name for name, module in model.named_modules()}
+    tied = head is not None and getattr(head, "weight", None) is getattr(embedding, "weight", head)
+    if tied and not (isinstance(embedding, nn.Embedding) and is_linear(head)):
+        for name, module in model.named_modules(remove_duplicate=False):
+            if module in (embedding, head):
+                yield Share(name, "whole", why="the embedding and the head are one matrix, and one has an adapter")
+        return
     if isinstance(embedding, nn.Embedding) and id(embedding) in names:
         # Encoders and decoders may have modules of their own around one table.
         around = [
@@ -235,7 +262,9 @@ def _not_shared(embedding: nn.Embedding) -> str:
     return f"{type(embedding).__name__} computes more than a look-up"
 
 
-def _correct(model: nn.Module, shares: dict[str, Share], pattern: str, role: Role) -> None:
+def _correct(
+    model: nn.Module, shares: dict[str, Share], pattern: str, role: Role, adapters: Mapping[str, Adapter]
+) -> None:
     if role not in ROLES:
         refuse(
             "there is no such way to share a module", where=_WHERE, which=pattern, expected=", ".join(ROLES), got=role
@@ -253,6 +282,6 @@ def _correct(model: nn.Module, shares: dict[str, Share], pattern: str, role: Rol
             expected="a name of the model, with * for parts",
             got=role,
         )
-    for name in hit:
+    for name in dict.fromkeys(base_name(name, adapters) for name in hit):
         before = shares.get(name, Share(name, "whole"))
         shares[name] = dataclasses.replace(before, role=role, why="" if role != "whole" else "asked for")

@@ -30,6 +30,8 @@ class Share:
     """equal blocks of the outputs, each shared like this: query, key and value in one matrix"""
     why: str = ""
     """for what is not shared"""
+    adapter: bool = False
+    """it belongs to an adapter, and has the role from the layer that this one sits on"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
