@@ -164,6 +164,28 @@ class Wrapped(nn.Module):
         return self.inner.get_output_embeddings()  # type: ignore[operator,no-any-return]
 
 
+class Around(Wrapped):
+    """Passes everything on, as PEFT's."""
+
+    def forward(self, input_ids: Any = None, attention_mask: Any = None, labels: Any = None, **others: Any) -> Any:
+        return self.inner(input_ids=input_ids, attention_mask=attention_mask, labels=labels, **others)
+
+
+def around(world: zeroth.World) -> None:
+    """A model of transformers inside another module takes split sequences, too."""
+    for mesh in ({"sp": 2}, {"sp": 2, "tp": 2}):
+        number = world.rank // (2 * mesh.get("tp", 1))
+        plain = adapted(ALL)
+        expected = tensor_rank.loss_of(plain, **tensor_rank.batch(0, number))
+        model = Around(adapted(ALL), True)
+        engine = zeroth.Engine(model, {"zeroth": {"mesh": mesh}}, world=world, log_level="error")
+        loss = engine(**tensor_rank.batch(0, number)).loss
+        assert tensor_rank.close(loss.item(), expected.item(), 1e-6), mesh  # transformers' own loss is in float32
+        engine.backward(loss)
+        engine.step()
+        engine.close(keep_parameters=False)
+
+
 def wrapped(world: zeroth.World) -> None:
     """A causal model inside another one computes its loss from parts of the logits, where it is given the labels."""
     sample = tensor_rank.batch(0, world.rank // 2)

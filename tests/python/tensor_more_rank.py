@@ -300,6 +300,7 @@ def main() -> None:
         own_losses.warned,
         low_rank_adapters.numbers,
         low_rank_adapters.wrapped,
+        low_rank_adapters.around,
         low_rank_adapters.dropouts,
         dropouts,
         copies,

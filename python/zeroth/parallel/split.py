@@ -44,6 +44,8 @@ class SplitModel:
         self._signature = inspect.signature(model.forward)
         kinds = {parameter.kind for parameter in self._signature.parameters.values()}
         wrapper = inspect.Parameter.VAR_POSITIONAL in kinds  # it passes everything on
+        if not hasattr(type(model), "base_model_prefix"):  # around a model of transformers, as PEFT's
+            wrapper = wrapper or inspect.Parameter.VAR_KEYWORD in kinds
         self._has_cache = "use_cache" in self._signature.parameters or wrapper
         self._counting = [
             name for name, module in model.named_modules() if hasattr(module, "create_position_ids_from_input_ids")
