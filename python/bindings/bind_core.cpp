@@ -12,6 +12,7 @@
 #include <pybind11/stl/filesystem.h>
 
 #include <map>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -100,6 +101,12 @@ void bind_core(py::module_& module) {
                                keys["split"] = config.pipeline.split;
                                keys["scatter"] = config.pipeline.scatter;
                                keys["unshard"] = unshard_of(config);
+      .def_property_readonly("bf16_auto_cast", [](const Config& config) { return config.bf16_auto_cast; })
+      .def_property_readonly("input_dtype",
+                             [](const Config& config) -> std::optional<std::string> {
+                               const std::optional<DType> dtype = config.input_dtype();
+                               return dtype ? std::optional(std::string(name_of(*dtype))) : std::nullopt;
+                             })
                                keys["vocabulary"] = config.pipeline.vocabulary;
                                keys["recompute"] = config.pipeline.recompute;
                                keys["checkpoint_interval"] = config.pipeline.checkpoint_interval;

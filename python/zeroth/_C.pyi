@@ -287,6 +287,11 @@ class Config:
     def optimizer_type(self) -> str: ...
     @property
     def fp16_auto_cast(self) -> bool: ...
+    @property
+    def bf16_auto_cast(self) -> bool: ...
+    @property
+    def input_dtype(self) -> str | None:
+        """To which floating-point inputs are cast, "float16" or "bfloat16"; None: they stay as they are."""
     def mesh(self, world: int) -> dict[str, int]:
         """Sizes of the axes dp, sp and tp, from outer to inner. Raises Error CONFIG if they do not fit `world` ranks."""
     @property

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
 from zeroth import (
@@ -24,6 +23,7 @@ from zeroth import (
     _activation_choice,
     _activations,
     _boxes,
+    _cast,
     _deferred,
     _ending,
     _guards,
@@ -193,8 +193,8 @@ class Engine:
             )
             self._handles.append(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
             self._handles.append(module.register_forward_hook(hooks.after, always_call=True))
-        if self._config.fp16_auto_cast:
-            cast = functools.partial(_cast_inputs, torch.float16)
+        if self._config.input_dtype is not None and pipelined is None:
+            cast = functools.partial(_cast_inputs, self._config.input_dtype)
             self._handles.append(model.register_forward_pre_hook(cast, prepend=True, with_kwargs=True))
         if self._activations is not None and pipelined is None and self._planned is None:
             self._handles += self._activations.attach(model)
@@ -1168,14 +1168,9 @@ def _refuse_subclasses(kind: str, tensors: Iterable[tuple[str, torch.Tensor]]) -
 
 
 def _cast_inputs(
-    dtype: torch.dtype, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    dtype: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The inputs with all floating-point tensors cast to `dtype`."""
-
-    def cast(value: Any) -> Any:
-        return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-
-    return tree_map(cast, (args, kwargs))  # type: ignore[no-any-return]
+    return _cast.inputs(dtype, (args, kwargs))  # type: ignore[no-any-return]
 
 
 def _look_again(

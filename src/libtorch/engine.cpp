@@ -158,6 +158,11 @@ WireReport EngineBase::wire_report() const {
 void EngineBase::reset_counters() {
   runtime_->reset_counters();
 }
+at::Tensor EngineBase::cast_input(at::Tensor input) const {
+  const std::optional<DType> dtype = config().input_dtype();
+  if (!dtype || !input.defined() || !input.is_floating_point()) return input;
+  return input.to(*dtype == DType::kFloat16 ? at::kHalf : at::kBFloat16);
+}
 c10::Device EngineBase::device() const {
   return runtime_->device();
 }

@@ -262,10 +262,19 @@ class Casts(unittest.TestCase):
             self.assertTrue(same(engine.state_dict(), Net().to(dtype).state_dict()))
 
     def test_inputs_are_cast_where_it_is_asked_for(self) -> None:
-        engine = zeroth.Engine(Net(), config(1, auto_cast=True), log_level="off")
-        x, y = batches(1)[0]
-        self.assertTrue(torch.equal(engine(x.float()), engine(x)))
-        self.assertEqual(engine(x.double()).dtype, torch.float16)
+        x, _ = batches(1)[0]
+        for key, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
+            for stage in (0, 3):
+                section = {"enabled": True, "auto_cast": True}
+                settings = {"zero_optimization": {"stage": stage}, key: section}
+                engine = zeroth.Engine(Net(), settings, log_level="off")
+                self.assertTrue(torch.equal(engine(x.float()), engine(x.to(dtype))))
+                self.assertEqual(engine(x.double()).dtype, dtype)
+                section["auto_cast"] = False
+                with self.assertRaisesRegex(RuntimeError, "dtype"):
+                    zeroth.Engine(Net(), settings, log_level="off")(x.float())
+        idle = zeroth.Engine(Net(), {"fp16": {"enabled": False, "auto_cast": True}}, log_level="off")
+        self.assertEqual(idle(x.float()).dtype, torch.float32)
 
     def test_what_the_user_has_cast_stays(self) -> None:
         model = Net().half()

@@ -297,6 +297,33 @@ def deepspeed_module() -> None:
         )
 
 
+def cast_inputs() -> None:
+    """bf16.auto_cast: the inputs of a list of layers are cast, and its labels are not."""
+    torch.manual_seed(0)
+    seen: list[tuple[torch.dtype, torch.dtype]] = []
+
+    def error(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        seen.append((output.dtype, labels.dtype))
+        return (output.float() - labels).square().mean()
+
+    losses = []
+    for stages in (1, 2):
+        torch.manual_seed(0)
+        model = pipe.PipelineModule(
+            [pipe.LayerSpec(nn.Linear, WIDTH, WIDTH), torch.tanh, pipe.LayerSpec(nn.Linear, WIDTH, WIDTH)],
+            loss_fn=error,
+            num_stages=stages,
+        )
+        document = {**config(), "bf16": {"enabled": True, "auto_cast": True}}
+        engine = zeroth.Engine(model, document, world=world(), log_level="warning")
+        data = [(torch.randn(2, WIDTH), torch.randn(2, WIDTH)) for _ in range(MICRO)]
+        losses.append(engine.train_batch(data)[1])
+        assert engine.outputs(data[0]).dtype == torch.bfloat16
+        engine.close()
+    assert set(seen) == {(torch.bfloat16, torch.float32)}, seen
+    assert all(0 < loss < 10 for loss in losses), losses
+
+
 def one_stage() -> None:
     """Of a module, on two ranks with batches of their own, which take turns."""
     model = module(num_stages=1)

@@ -208,7 +208,7 @@ class Engines(job.RankTest):
 
     def test_what_engines_of_two_stages_can_do(self) -> None:
         cases = ("outputs", "outputs_beside_losses", "outputs_of_every_kind", "steered", "deepspeed_module",
-                 "one_stage", "evaluations", "measured", "programs", "refusals")  # fmt: skip
+                 "one_stage", "evaluations", "cast_inputs", "measured", "programs", "refusals")  # fmt: skip
         self.run_well(2, "pipe_more_rank.py", *cases)
 
     def test_programs_with_more_actions_have_the_bits_of_the_plain_one(self) -> None:

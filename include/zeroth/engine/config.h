@@ -8,6 +8,7 @@
 // An unknown key is an error with the nearest known name. All problems of a document are reported together.
 #pragma once
 
+#include <zeroth/base/dtype.h>
 #include <zeroth/base/error.h>
 #include <zeroth/comm/factory.h>
 #include <zeroth/device/device.h>
@@ -235,6 +236,7 @@ struct Config {
   std::optional<std::int64_t> data_parallel_size{};  ///< checked against the world by resolve()
   double gradient_clipping = 0.0;                    ///< bound of the global norm; 0 or absent: off (DeepSpeed: 1.0)
   bool bf16 = false;                                 ///< "bf16": {"enabled": ...}
+  bool bf16_auto_cast = false;                       ///< "bf16": {"auto_cast": ...}
   LossScaling fp16{};                                ///< "fp16"
   bool fp16_auto_cast = false;                       ///< "fp16": {"auto_cast": ...}
   OptimizerConfig optimizer{};
@@ -257,6 +259,8 @@ struct Config {
   [[nodiscard]] static Config from_json_text(std::string_view text, std::string_view origin,
                                              std::span<const ConfigOverride> overrides = {});
 
+  /// To which floating-point inputs of a forward are cast; none: they stay as they are.
+  [[nodiscard]] std::optional<DType> input_dtype() const;
   /// The whole configuration with defaults, keys sorted; from_json_text() of it gives an equal Config. Hints are left
   /// out. Throws kConfig for a value that is not finite.
   [[nodiscard]] std::string to_json() const;

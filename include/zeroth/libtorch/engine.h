@@ -25,6 +25,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -226,6 +227,8 @@ class EngineBase {
   /// Resets peaks and traffic counters, to measure a phase by itself.
   void reset_counters();
   [[nodiscard]] const Config& config() const;
+  /// A floating-point tensor in the dtype of fp16.auto_cast or bf16.auto_cast, or the tensor itself.
+  [[nodiscard]] at::Tensor cast_input(at::Tensor input) const;
   /// The device on which the model computes. If it is a CUDA device, the engine stores and updates its state in host
   /// memory, copies parameters to the device and gradients back.
   [[nodiscard]] c10::Device device() const;
@@ -251,17 +254,31 @@ class Engine : public EngineBase {
   Engine(Holder model, Config config, const World& world, EngineOptions options = {})
       : EngineBase(model.ptr(), std::move(config), world, std::move(options)), model_(std::move(model)) {}
 
-  /// Calls the model's own forward with the root unit's parameters gathered. May block for other ranks.
+  /// Calls the model's own forward with the root unit's parameters gathered. May block for other ranks. Tensors, and
+  /// vectors of them, are cast as fp16.auto_cast and bf16.auto_cast say.
   template <class... Args>
   auto forward(Args&&... args) {
     if (model_->is_training()) share_buffers();
     return run_as_unit(
         runtime(), 0, [this](auto&&... inner) { return model_->forward(std::forward<decltype(inner)>(inner)...); },
-        std::forward<Args>(args)...);
+        as_input(std::forward<Args>(args))...);
   }
   [[nodiscard]] Holder& model() { return model_; }
 
  private:
+  template <class T>
+  decltype(auto) as_input(T&& value) const {
+    if constexpr (std::is_same_v<std::remove_cvref_t<T>, at::Tensor>) {
+      return cast_input(std::forward<T>(value));
+    } else if constexpr (std::is_same_v<std::remove_cvref_t<T>, std::vector<at::Tensor>>) {
+      std::vector<at::Tensor> inputs = std::forward<T>(value);
+      for (at::Tensor& input : inputs) input = cast_input(std::move(input));
+      return inputs;
+    } else {
+      return std::forward<T>(value);
+    }
+  }
+
   Holder model_;
 };
 

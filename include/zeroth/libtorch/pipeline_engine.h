@@ -48,7 +48,8 @@ class PipelineEngine : public EngineBase {
   PipelineEngine& operator=(PipelineEngine&&) noexcept;
   ~PipelineEngine();
 
-  /// A step over gradient_accumulation_steps micro-batches: all stages of a pipeline give the same ones. Collective,
+  /// A step over gradient_accumulation_steps micro-batches: all stages of a pipeline give the same ones. Their inputs,
+  /// not their targets, are cast as fp16.auto_cast and bf16.auto_cast say: here and in the calls below. Collective,
   /// blocks. Throws kMismatch for another number of them, kModel for a last layer without a loss, kUser with the layer
   /// and its micro-batch for what torch refuses in a layer's forward, and what backward() and step() throw.
   Pipeline::Result train_batch(std::vector<MicroBatch> micro_batches);
@@ -74,6 +75,7 @@ class PipelineEngine : public EngineBase {
   [[nodiscard]] std::string describe() const;
 
  private:
+  void give_stages(std::vector<MicroBatch> micro_batches, std::vector<double> weights = {});
   PipelineEngine(std::shared_ptr<LayerStages> stages, std::shared_ptr<torch::nn::Module> model, Config config,
                  const World& world, EngineOptions options);
 

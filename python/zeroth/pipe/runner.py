@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from zeroth import _C
+from zeroth import _C, _cast
 from zeroth._activations import ActivationOffload
 from zeroth.parallel._refuse import refuse
-from zeroth.pipe.batches import take
+from zeroth.pipe.batches import parts_of, take
 from zeroth.pipe.held import Held
+from zeroth.pipe.list_chain import ListChain
 from zeroth.pipe.pipeline import Pipelined, head_of_engine, owners_of_buffers, units_of_chunks, units_of_tables
 from zeroth.pipe.shared_head import ToHead, run_to_head
 from zeroth.pipe.step import PipelineStep, StepEnd
@@ -29,6 +30,7 @@ class Runner:
     def __init__(self, core: _C.Engine, done: Pipelined, activations: ActivationOffload | None) -> None:
         self.done = done
         self._device = core.device
+        self._input_dtype = core.config.input_dtype
         self._saved: contextlib.AbstractContextManager[object] = activations or contextlib.nullcontext()
         self._tensors = None if activations is None else activations.tensors
         """where FLUSH moves what was saved"""
@@ -198,12 +200,23 @@ class Runner:
             self._require_no_reader()
             batches = [None] * count
         first = self.done.chunks_of(self.done.stage)[0]
-        self._batches = take(batches, count, where=_WHERE, who=self._who, action=f"{first}F")
+        taken = take(batches, count, where=_WHERE, who=self._who, action=f"{first}F")
+        self._batches = [self._cast(batch) for batch in taken]
         try:
             yield
         finally:
             self._batches, self._weights = [], None
             self._held.clear()
+
+    def _cast(self, batch: Any) -> Any:
+        """The micro-batch with inputs in the dtype of fp16.auto_cast or bf16.auto_cast. A list's labels stay."""
+        dtype = self._input_dtype
+        if dtype is None:
+            return batch
+        if isinstance(self.done.chain, ListChain):
+            inputs, labels = parts_of(batch)
+            return _cast.inputs(dtype, inputs), labels
+        return _cast.inputs(dtype, batch)
 
     def _move(self, away: bool, chunk: int, micro_batch: int) -> None:
         assert self._tensors is not None

@@ -107,6 +107,12 @@ double SchedulerConfig::base_lr(double optimizer_lr) const {
   return type == "WarmupLR" || type == "WarmupDecayLR" ? warmup_max_lr : optimizer_lr;
 }
 
+std::optional<DType> Config::input_dtype() const {
+  if (fp16.enabled && fp16_auto_cast) return DType::kFloat16;
+  if (bf16 && bf16_auto_cast) return DType::kBFloat16;
+  return std::nullopt;
+}
+
 Config Config::from_file(const std::filesystem::path& path, std::span<const ConfigOverride> overrides) {
   return from_json_text(config::read_document(path), path.string(), overrides);
 }

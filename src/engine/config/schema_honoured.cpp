@@ -141,6 +141,8 @@ constexpr std::array kKeys{
          .text = "Bound of the global gradient norm. Absent or 0 means off, and the log says so; DeepSpeed "
                  "clips at 1.0 when the key is absent.",
          .default_text = "off",
+    bind<&Config::bf16_auto_cast>(
+        {.pointer = "/bf16/auto_cast", .text = "As `fp16.auto_cast`, to bfloat16. DeepSpeed has no such key."}),
          .nullable = true,
          .bounds = kNotNegative}),
     bind<&Config::bf16>({.pointer = "/bf16/enabled",
@@ -151,8 +153,9 @@ constexpr std::array kKeys{
         {.pointer = "/fp16/enabled",
          .text = "Compute in float16, under a loss scale; masters, accumulation and reduction stay fp32."}),
     bind<&Config::fp16_auto_cast>({.pointer = "/fp16/auto_cast",
-                                   .text = "Floating-point inputs of the model's forward are cast to float16. From "
-                                           "Python."}),
+                                   .text = "Floating-point inputs of the model's forward are cast to float16, where "
+                                           "`fp16.enabled` is true. Of a pipeline: those of each micro-batch, without "
+                                           "the labels of a list of layers."}),
     bind<&Config::fp16, &LossScaling::static_scale>({.pointer = "/fp16/loss_scale",
                                                      .kind = KeyKind::kNumber,
                                                      .text = "A loss scale that stays; 0: one that adapts.",

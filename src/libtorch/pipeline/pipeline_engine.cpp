@@ -78,7 +78,7 @@ double PipelineEngine::eval_batch(std::vector<MicroBatch> micro_batches, std::ve
             .got = std::to_string(weights.size()) + " numbers"});
   const bool weighted = !weights.empty();
   const double weight = std::accumulate(weights.begin(), weights.end(), 0.0) / static_cast<double>(count);
-  stages_->give(std::move(micro_batches), std::move(weights));
+  give_stages(std::move(micro_batches), std::move(weights));
   const EvaluationMode evaluation(modules_);
   const double loss = pipeline_->eval_batch(static_cast<int>(count));
   stages_->give({});
@@ -91,7 +91,7 @@ double PipelineEngine::eval_batch(std::vector<MicroBatch> micro_batches, std::ve
 
 Tensors PipelineEngine::outputs(MicroBatch batch) {
   const EvaluationMode evaluation(modules_);
-  stages_->give({batch});
+  give_stages({batch});
   stages_->keep_outputs(true);
   try {
     static_cast<void>(pipeline_->eval_batch(1));
@@ -111,7 +111,14 @@ Tensors PipelineEngine::outputs(MicroBatch batch) {
 
 void PipelineEngine::give(std::vector<MicroBatch> micro_batches) {
   stages_->require_count(micro_batches.size());
-  stages_->give(std::move(micro_batches));
+  give_stages(std::move(micro_batches));
+}
+
+void PipelineEngine::give_stages(std::vector<MicroBatch> micro_batches, std::vector<double> weights) {
+  for (MicroBatch& batch : micro_batches) {
+    for (at::Tensor& input : batch.inputs) input = cast_input(std::move(input));
+  }
+  stages_->give(std::move(micro_batches), std::move(weights));
 }
 
 const std::vector<int>& PipelineEngine::bounds() const {

@@ -75,6 +75,7 @@ std::vector<KeyCase> cases() {
         {"null", [](auto& c) { return c.gradient_clipping == 0.0; }}},
        kNotNumber + std::vector<std::string>{"-0.5"}},
       {"/bf16/enabled",
+      {"/bf16/auto_cast", "{}", {{"true", [](auto& c) { return c.bf16_auto_cast; }}}, kNotFlag},
        "{}",
        {{"true", [](auto& c) { return c.bf16; }}, {"false", [](auto& c) { return !c.bf16; }}},
        kNotFlag + std::vector<std::string>{"null"}},

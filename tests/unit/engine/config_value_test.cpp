@@ -107,6 +107,7 @@ Config any_config() {
               .hysteresis = static_cast<int>(any_int(1, 100)),
               .consecutive_hysteresis = *rc::gen::arbitrary<bool>(),
               .min_scale = *any_double(1e-300, 1e300)};
+  out.bf16_auto_cast = *rc::gen::arbitrary<bool>();
   out.fp16_auto_cast = *rc::gen::arbitrary<bool>();
   out.optimizer = any_optimizer();
   out.scheduler = any_scheduler();

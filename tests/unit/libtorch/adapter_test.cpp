@@ -204,6 +204,35 @@ TEST(Adapter, TwoEnginesInOneProcessAlternate) {
   }
 }
 
+TEST(Adapter, InputsAreCastWhereItIsAskedFor) {
+  struct PairImpl : torch::nn::Module {
+    PairImpl() { weight = register_parameter("weight", torch::ones({2, 5})); }
+    Tensor forward(const Tensor& x, const std::vector<Tensor>& more, const Tensor& index) {
+      require(index.scalar_type() == torch::kLong, "integers stay");
+      return torch::linear(x, weight) + torch::linear(more.at(0), weight) + index;
+    }
+    Tensor weight{};
+  };
+  TORCH_MODULE(Pair);
+  for (const int stage : {0, 3}) {
+    for (const bool half : {false, true}) {
+      run_world(1, [&](const World& world) {
+        Config config = config_of(stage);
+        config.bf16 = !half;
+        config.bf16_auto_cast = true;
+        config.fp16 = {.enabled = half};
+        config.fp16_auto_cast = true;
+        Pair pair;
+        libtorch::Engine engine(pair, config, world, {.log_level = LogLevel::kOff});
+        const Tensor x = torch::ones({3, 5});
+        const Tensor y = engine.forward(x, std::vector<Tensor>{x}, torch::ones({3, 2}, torch::kLong));
+        require(y.scalar_type() == (half ? torch::kHalf : torch::kBFloat16), "float32 inputs are cast");
+        require(x.scalar_type() == torch::kFloat, "the caller's tensor stays as it is");
+      });
+    }
+  }
+}
+
 TEST(Adapter, InitialValuesAreThoseOfRankZeroAndThatIsSaidOnce) {
   const Values expected = plain_values(2, {}, 1);
   ::testing::internal::CaptureStderr();

@@ -465,6 +465,30 @@ TEST(PipelineEngine, LoopsOfTheCallersOwnAreTheSame) {
   });
 }
 
+TEST(PipelineEngine, InputsOfAMicroBatchAreCastAndTargetsAreNot) {
+  for (const int stages : {1, 2}) {
+    run_world(stages, [stages](const World& world) {
+      Config config;
+      config.bf16 = true;
+      config.bf16_auto_cast = true;
+      config.mesh.pp = stages;
+      torch::nn::Linear first(kFeatures, kFeatures), last(kFeatures, kFeatures);
+      torch::nn::Sequential model(first, last);
+      std::vector<Layer> layers{libtorch::layer("first", first),
+                                {.name = "last",
+                                 .forward = [last](const Tensors& x, const MicroBatch& batch) mutable -> Tensors {
+                                   require(batch.targets[0].scalar_type() == torch::kFloat, "targets stay");
+                                   return {torch::mse_loss(last(x[0]).to(torch::kFloat), batch.targets[0])};
+                                 },
+                                 .modules = {last.ptr()}}};
+      PipelineEngine engine(model.ptr(), std::move(layers), config, world, quiet());
+      const MicroBatch batch{.inputs = {torch::ones({2, kFeatures})}, .targets = {torch::ones({2, kFeatures})}};
+      require(engine.train_batch({batch}).step.committed, "float32 inputs are cast");
+      require(engine.eval_batch({batch}) > 0, "in evaluations, too");
+    });
+  }
+}
+
 TEST(PipelineEngine, StatisticsOfALayerAreThoseOfItsStage) {
   const auto values_after = [](int pp) {
     std::vector<Tensor> found(2);
