@@ -1,7 +1,6 @@
 """Configurations: one JSON document with DeepSpeed's key names, see docs/configuration.md."""
 
 import json
-import math
 import numbers
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -39,10 +38,10 @@ def to_config(config: ConfigLike) -> Config:
 
 
 def json_text(value: Any) -> tuple[str, list[Problem]]:
-    """`value` as JSON, and the parts of it that JSON does not have."""
+    """`value` as JSON, with Infinity and NaN where Python has them, and the parts of it that JSON does not have."""
     problems: list[Problem] = []
     plain = _plain(value, "", (), lambda *problem: problems.append(problem))
-    return json.dumps(plain, allow_nan=False), problems
+    return json.dumps(plain), problems
 
 
 def _plain(value: Any, pointer: str, around: tuple[int, ...], refuse: Callable[[str, str, str, str], None]) -> Any:
@@ -55,11 +54,7 @@ def _plain(value: Any, pointer: str, around: tuple[int, ...], refuse: Callable[[
     if isinstance(value, numbers.Integral):
         return int(value)
     if isinstance(value, numbers.Real):
-        number = float(value)
-        if not math.isfinite(number):
-            refuse(pointer, "no JSON value", "a finite number", str(number))
-            return 0.0
-        return number
+        return float(value)
     if len(around) == _DEEPEST or id(value) in around:
         refuse(pointer[:160], "nested too deep", f"at most {_DEEPEST} levels", type(value).__name__)
         return None

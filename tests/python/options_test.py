@@ -56,9 +56,10 @@ class Configs(unittest.TestCase):
             zeroth.Config.from_json(
                 "{}", overrides=[zeroth.ConfigOverride("/zero_optimization/stage", 7, "--zero-stage")]
             )
-        for value in (object(), float("nan")):
-            with self.assertRaisesRegex(zeroth.ConfigError, r"an override: no JSON value; .*which: /gradient_clipping"):
-                zeroth.ConfigOverride("/gradient_clipping", value)
+        with self.assertRaisesRegex(zeroth.ConfigError, r"an override: no JSON value; .*which: /gradient_clipping"):
+            zeroth.ConfigOverride("/gradient_clipping", object())
+        with self.assertRaisesRegex(zeroth.ConfigError, r"an override: wrong value; .*got: NaN"):
+            zeroth.Config.from_json("{}", overrides=[zeroth.ConfigOverride("/gradient_clipping", float("nan"))])
 
     def test_initialize_gives_four(self) -> None:
         model = zoo.make("plain")

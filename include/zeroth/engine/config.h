@@ -255,7 +255,7 @@ struct Config {
   [[nodiscard]] static Config from_file(const std::filesystem::path& path,
                                         std::span<const ConfigOverride> overrides = {});
   /// `origin` names the source in messages. The text is strict JSON in UTF-8: no comments, no duplicate keys, nothing
-  /// after the end. Throws ConfigError.
+  /// after the end; but Infinity and NaN are read, for hints. Throws ConfigError.
   [[nodiscard]] static Config from_json_text(std::string_view text, std::string_view origin,
                                              std::span<const ConfigOverride> overrides = {});
 

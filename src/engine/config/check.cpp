@@ -29,7 +29,7 @@ bool equals_any(const Json& value, std::string_view json_list) {
 bool asks_for_nothing(const Json& value) {
   if (value.is_null() || value == false) return true;
   if (!value.is_object()) return false;
-  if (const auto at = value.find("enabled"); at != value.end()) return *at == false;
+  if (const auto at = value.find("enabled"); at != value.end() && !at->is_null()) return *at == false;
   if (const auto at = value.find("shared_parameters"); at != value.end()) return asks_for_nothing(*at);
   return std::all_of(value.begin(), value.end(), [](const Json& member) { return asks_for_nothing(member); });
 }
@@ -39,11 +39,11 @@ bool holds(std::string_view condition, const Json& section) {
   if (absent_is_fine) condition.remove_prefix(1);
   const std::size_t equals = condition.find('=');
   const auto member = section.find(std::string(condition.substr(0, equals)));
-  if (member == section.end()) return absent_is_fine;
+  if (member == section.end() || member->is_null()) return absent_is_fine;
   return equals_any(*member, condition.substr(equals + 1));
 }
 
-// The value of an honoured or hint key as it is read, or null and a problem.
+// The value of an honoured key as it is read, or null and a problem.
 class ValueCheck {
  public:
   ValueCheck(const KeySpec& key, const Json& value) : key_(key), value_(value) {}
@@ -154,7 +154,7 @@ class Checker {
         if (value.is_object()) {
           walk(value, child);
         } else if (!value.is_null()) {
-          add(child, "wrong type", {}, "an object", printable(value.dump()));
+          add(child, "wrong type", {}, "an object", printable(shown(value)));
         }
       } else {
         unknown(child, pointer, name);
@@ -163,9 +163,10 @@ class Checker {
   }
 
   void check(const KeySpec& key, const Json& value) {
-    if (value.is_null() && key.nullable) return;
+    if (value.is_null()) return;
     if (key.key_class == KeyClass::kRefused) return check_refused(key, value);
-    if (value == "auto" && !(key.kind == KeyKind::kText && key.key_class == KeyClass::kHint)) {
+    if (key.key_class == KeyClass::kHint) return take_hint(key, value);
+    if (value == "auto") {
       return add(key.pointer, "\"auto\" is left over",
                  "the trainer that writes \"auto\" fills it in before it makes the engine; give a value here, or "
                  "override the key",
@@ -174,15 +175,17 @@ class Checker {
     const ValueCheck checked(key, value);
     if (!checked.good()) return wrong_value(key, value);
     if (key.kind == KeyKind::kSection && !check_members(key, value)) return;
-    if (key.key_class == KeyClass::kHint) {
-      config_.hints.push_back({.pointer = std::string(key.pointer),
-                               .given = printable(value.dump()),
-                               .instead = std::string(key.text),
-                               .origin = document_.origin_of(key.pointer, problems_.origin())});
-    } else {
-      key.read(config_, checked.canonical());
-      given_.push_back(&key);
-    }
+    key.read(config_, checked.canonical());
+    given_.push_back(&key);
+  }
+
+  /// Whatever is asked for, it changes nothing; but a name that a section has not is a slip.
+  void take_hint(const KeySpec& key, const Json& value) {
+    if (key.kind == KeyKind::kSection && value.is_object() && !check_members(key, value)) return;
+    config_.hints.push_back({.pointer = std::string(key.pointer),
+                             .given = printable(shown(value)),
+                             .instead = std::string(key.text),
+                             .origin = document_.origin_of(key.pointer, problems_.origin())});
   }
 
   void wrong_value(const KeySpec& key, const Json& value) {
@@ -200,19 +203,19 @@ class Checker {
     } else if (value.is_string()) {
       hint = "without quotation marks";
     }
-    add(key.pointer, "wrong value", std::move(hint), expected_text(key), printable(value.dump()));
+    add(key.pointer, "wrong value", std::move(hint), expected_text(key), printable(shown(value)));
   }
 
   void check_refused(const KeySpec& key, const Json& value) {
     if (key.kind == KeyKind::kSection) {
       if (!value.is_object() && !is_off(key, value)) {
-        return add(key.pointer, "wrong type", {}, "an object", printable(value.dump()));
+        return add(key.pointer, "wrong type", {}, "an object", printable(shown(value)));
       }
       if (value.is_object() && !check_members(key, value)) return;
     }
     if (is_off(key, value)) return;
     add(key.pointer, "Zeroth cannot do this", std::string(key.text), expected_text(key) + ", or leave the key out",
-        printable(value.dump()));
+        printable(shown(value)));
   }
 
   // Members of sections that are checked as a whole: only their names are known.
@@ -366,7 +369,7 @@ void note_what_adam_means(Config& config, const Document& document, const std::s
   };
   const auto note = [&](const char* pointer, const Json& value, const char* instead) {
     config.hints.push_back({.pointer = pointer,
-                            .given = printable(value.dump()),
+                            .given = printable(shown(value)),
                             .instead = instead,
                             .origin = document.origin_of(pointer, origin)});
   };
@@ -408,7 +411,7 @@ bool is_off(const KeySpec& key, const Json& value) {
 void check_together(const Config& config, const Document& document, Problems& problems) {
   const auto given = [&document](std::string_view pointer) {
     const Json::json_pointer at{std::string(pointer)};
-    return document.root.contains(at) && !document.root.at(at).is_null();
+    return is_given(document.root, at);
   };
   const AddProblem add = [&](const char* pointer, std::string what, std::string expected, std::string got,
                              std::string hint) {

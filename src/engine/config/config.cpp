@@ -125,6 +125,9 @@ Config Config::from_json_text(std::string_view text, std::string_view origin,
   config::apply_overrides(document, overrides, problems);
   Config out = config::check_document(document, problems);
   problems.raise();
+  std::erase_if(document.origins, [&document](const auto& entry) {
+    return !config::is_given(document.root, Json::json_pointer{entry.first});
+  });
   out.origins_ = std::move(document.origins);
   return out;
 }

@@ -4,10 +4,14 @@
 
 #include <zeroth/base/text.h>
 
+#include <array>
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <iterator>
+#include <limits>
+#include <utility>
 #include <vector>
 
 namespace zeroth::config {
@@ -42,18 +46,63 @@ class LineCountingIterator {
   std::size_t* line_;
 };
 
+constexpr std::string_view kBlank = " \t\r\n";
+
+/// Infinity, -Infinity and NaN, which JSON has not and Python's json module writes: accelerate's documents hold one.
+struct NonFinite {
+  std::string text{};                       ///< the document, with 0 in their place
+  std::map<std::size_t, double> numbers{};  ///< each by its index among all numbers of the document
+};
+
+NonFinite take_non_finite(std::string_view text) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  static constexpr std::array<std::pair<std::string_view, double>, 3> kWords{
+      {{"Infinity", kInfinity}, {"-Infinity", -kInfinity}, {"NaN", std::numeric_limits<double>::quiet_NaN()}}};
+  NonFinite out{.text = std::string(text), .numbers = {}};
+  const auto is_one_of = [text](std::size_t at, std::string_view chars) {
+    return at >= text.size() || chars.find(text[at]) != std::string_view::npos;
+  };
+  const auto word_at = [&](std::size_t at) -> const std::pair<std::string_view, double>* {
+    if (at > 0 && !is_one_of(at - 1, " \t\r\n[,:")) return nullptr;
+    for (const auto& word : kWords) {
+      if (text.substr(at).starts_with(word.first) && is_one_of(at + word.first.size(), " \t\r\n,]}")) return &word;
+    }
+    return nullptr;
+  };
+  std::size_t index = 0;
+  bool in_string = false;
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    const char c = text[at];
+    if (in_string) {
+      if (c == '\\') ++at;
+      if (c == '"') in_string = false;
+    } else if (c == '"') {
+      in_string = true;
+    } else if (const auto* word = word_at(at); word != nullptr) {
+      out.text.replace(at, word->first.size(), "0" + std::string(word->first.size() - 1, ' '));
+      out.numbers.emplace(index++, word->second);
+      at += word->first.size() - 1;
+    } else if (c == '-' || (c >= '0' && c <= '9')) {
+      ++index;
+      while (at + 1 < text.size() && is_one_of(at + 1, "0123456789+-.eE")) ++at;
+    }
+  }
+  return out;
+}
+
 /// Builds the tree. Objects and arrays that are open lie on a stack, so the depth of a document costs no call
 /// stack.
 class TreeBuilder {
  public:
-  TreeBuilder(Document& document, Problems& problems, const std::size_t& line)
-      : document_(document), problems_(problems), line_(line) {}
+  TreeBuilder(Document& document, Problems& problems, const std::size_t& line,
+              const std::map<std::size_t, double>& non_finite)
+      : document_(document), problems_(problems), line_(line), non_finite_(non_finite) {}
 
   bool null() { return leaf(nullptr); }
   bool boolean(bool value) { return leaf(value); }
-  bool number_integer(Json::number_integer_t value) { return leaf(value); }
-  bool number_unsigned(Json::number_unsigned_t value) { return leaf(value); }
-  bool number_float(Json::number_float_t value, const std::string& /*text*/) { return leaf(value); }
+  bool number_integer(Json::number_integer_t value) { return number(value); }
+  bool number_unsigned(Json::number_unsigned_t value) { return number(value); }
+  bool number_float(Json::number_float_t value, const std::string& /*text*/) { return number(value); }
   bool string(std::string& value) { return leaf(std::move(value)); }
   bool binary(Json::binary_t& /*value*/) { return false; }
 
@@ -109,6 +158,10 @@ class TreeBuilder {
     slot = std::move(value);
     return &slot;
   }
+  bool number(Json value) {
+    const auto at = non_finite_.find(numbers_++);
+    return leaf(at == non_finite_.end() ? std::move(value) : Json(at->second));
+  }
   bool leaf(Json value) {
     place(std::move(value));
     return true;
@@ -144,8 +197,20 @@ class TreeBuilder {
   Document& document_;
   Problems& problems_;
   const std::size_t& line_;
+  const std::map<std::size_t, double>& non_finite_;
+  std::size_t numbers_ = 0;
   std::vector<Open> open_{};
 };
+
+/// Whether the text was read to its end; `document` has what was read.
+bool read_json(std::string_view text, Document& document, Problems& problems) {
+  const NonFinite plain = take_non_finite(text);
+  const std::string_view json = plain.numbers.empty() ? text : std::string_view(plain.text);
+  std::size_t line = 1;
+  TreeBuilder builder(document, problems, line, plain.numbers);
+  return Json::sax_parse(LineCountingIterator(json.data(), &line),
+                         LineCountingIterator(json.data() + json.size(), &line), &builder);
+}
 
 [[noreturn]] void refuse_file(const std::filesystem::path& path, std::string what, std::string hint = {}) {
   const std::string origin = path.string();
@@ -249,51 +314,32 @@ Document parse_document(std::string_view text, Problems& problems) {
     problems.raise();
   };
   if (text.size() > kMaxDocumentBytes) refuse("the document is too large", "more than 16 MiB");
-  if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) refuse("the document is empty", {});
+  if (text.find_first_not_of(kBlank) == std::string_view::npos) refuse("the document is empty", {});
 
-  std::size_t line = 1;
-  TreeBuilder builder(document, problems, line);
-  const bool complete = Json::sax_parse(LineCountingIterator(text.data(), &line),
-                                        LineCountingIterator(text.data() + text.size(), &line), &builder);
-  if (!complete) problems.raise();
+  if (!read_json(text, document, problems)) problems.raise();
   if (!document.root.is_object()) {
     refuse("the document is no object", printable(std::string(document.root.type_name())));
   }
   return document;
 }
 
-void rename_aliases(Document& document, Problems& problems) {
-  for (const KeyAlias& alias : key_aliases()) {
-    const Json::json_pointer from{std::string(alias.alias)};
-    const Json::json_pointer to{std::string(alias.pointer)};
-    // contains() follows objects only as far as they are objects.
-    if (!document.root.contains(from)) continue;
-    const std::string origin = document.origin_of(alias.alias, problems.origin());
-    if (document.root.contains(to)) {
-      problems.add({.pointer = std::string(alias.alias),
-                    .origin = origin,
-                    .what = "the same thing is given under two names",
-                    .hint = "it is also at " + document.origin_of(alias.pointer, problems.origin()) + " as " +
-                            std::string(alias.pointer) + "; leave one of them"});
-      document.root.at(from.parent_pointer()).erase(from.back());
-      continue;
-    }
-    document.root[to] = document.root.at(from);
-    document.root.at(from.parent_pointer()).erase(from.back());
-    // Every pointer at or below the alias moves with it.
-    std::map<std::string, std::string, std::less<>> moved;
-    for (auto at = document.origins.lower_bound(alias.alias); at != document.origins.end();) {
-      if (!at->first.starts_with(alias.alias)) break;
-      const std::string rest = at->first.substr(alias.alias.size());
-      if (rest.empty() || rest.front() == '/') {
-        moved.emplace(std::string(alias.pointer) + rest, at->second);
-        at = document.origins.erase(at);
-      } else {
-        ++at;
-      }
-    }
-    document.origins.merge(moved);
+std::string shown(const Json& value) {
+  if (value.is_number_float() && !std::isfinite(value.get<double>())) {
+    const double number = value.get<double>();
+    return std::isnan(number) ? "NaN" : number > 0 ? "Infinity" : "-Infinity";
   }
+  if (!value.is_structured()) return value.dump();
+  std::string text;
+  for (const auto& item : value.items()) {
+    if (!text.empty()) text += ',';
+    if (value.is_object()) text += Json(item.key()).dump() + ':';
+    text += shown(item.value());
+  }
+  return value.is_object() ? "{" + text + "}" : "[" + text + "]";
+}
+
+bool is_given(const Json& root, const Json::json_pointer& pointer) {
+  return root.contains(pointer) && !root.at(pointer).is_null();
 }
 
 namespace {
@@ -312,10 +358,53 @@ Json* place_of(const std::string& pointer, Json& root) {
 
 }  // namespace
 
+void rename_aliases(Document& document, Problems& problems) {
+  for (const KeyAlias& alias : key_aliases()) {
+    const Json::json_pointer from{std::string(alias.alias)};
+    const Json::json_pointer to{std::string(alias.pointer)};
+    if (!document.root.contains(from)) continue;  // follows objects only as far as they are objects
+    if (document.root.at(from).is_null()) {
+      document.root.at(from.parent_pointer()).erase(from.back());
+      continue;
+    }
+    const std::string origin = document.origin_of(alias.alias, problems.origin());
+    if (is_given(document.root, to)) {
+      problems.add({.pointer = std::string(alias.alias),
+                    .origin = origin,
+                    .what = "the same thing is given under two names",
+                    .hint = "it is also at " + document.origin_of(alias.pointer, problems.origin()) + " as " +
+                            std::string(alias.pointer) + "; leave one of them"});
+      document.root.at(from.parent_pointer()).erase(from.back());
+      continue;
+    }
+    Json value = document.root.at(from);
+    document.root.at(from.parent_pointer()).erase(from.back());
+    Json* const place = place_of(std::string(alias.pointer), document.root);
+    if (place == nullptr) continue;
+    *place = std::move(value);
+    // Every pointer at or below the alias moves with it.
+    std::map<std::string, std::string, std::less<>> moved;
+    for (auto at = document.origins.lower_bound(alias.alias); at != document.origins.end();) {
+      if (!at->first.starts_with(alias.alias)) break;
+      const std::string rest = at->first.substr(alias.alias.size());
+      if (rest.empty() || rest.front() == '/') {
+        moved.emplace(std::string(alias.pointer) + rest, at->second);
+        at = document.origins.erase(at);
+      } else {
+        ++at;
+      }
+    }
+    document.origins.merge(moved);
+  }
+}
+
 void apply_overrides(Document& document, std::span<const ConfigOverride> overrides, Problems& problems) {
   for (const ConfigOverride& override_value : overrides) {
-    const Json value = Json::parse(override_value.json, nullptr, false);
-    if (value.is_discarded() || !override_value.pointer.starts_with('/')) {
+    Document document_of_value;
+    Problems ignored(override_value.origin);
+    const bool good = read_json(override_value.json, document_of_value, ignored);
+    const Json& value = document_of_value.root;
+    if (!good || !override_value.pointer.starts_with('/')) {
       problems.add({.pointer = override_value.pointer,
                     .origin = override_value.origin,
                     .what = "the override cannot be used",

@@ -1,4 +1,4 @@
-// A JSON text as a tree with the line of each key: strict, bounded in size and depth.
+// A JSON text as a tree with the line of each key: strict but for Infinity and NaN, bounded in size and depth.
 #pragma once
 
 #include "engine/config/problems.h"
@@ -30,6 +30,10 @@ struct Document {
 [[nodiscard]] std::string read_document(const std::filesystem::path& path);
 /// Throws ConfigError where the text is no JSON object; duplicate keys are added to `problems`.
 [[nodiscard]] Document parse_document(std::string_view text, Problems& problems);
+/// A value as JSON, with Infinity and NaN where they are.
+[[nodiscard]] std::string shown(const nlohmann::json& value);
+/// Whether there is a value: null is the same as none.
+[[nodiscard]] bool is_given(const nlohmann::json& root, const nlohmann::json::json_pointer& pointer);
 /// Moves members that are called by another name to the name of the schema.
 void rename_aliases(Document& document, Problems& problems);
 /// Puts the values in place.

@@ -11,21 +11,23 @@ This page is written by `zeroth-config-reference` from the schema in `src/engine
 the two.
 
 A configuration is one JSON object in UTF-8 of at most 16 MiB: no comments, no duplicate keys, nothing after the closing
-brace. Where a thing exists in DeepSpeed, the key has DeepSpeed's name; what is Zeroth's own is under `zeroth`. Every
-key is of one of three classes:
+brace. `Infinity` and `NaN`, which Python's `json` writes, are read, and taken by hints only. Where a thing exists in
+DeepSpeed, the key has DeepSpeed's name; what is Zeroth's own is under `zeroth`. Every key is of one of three classes:
 
 - **honoured**: does what it says;
-- **hint**: tunes or prints something in DeepSpeed. Its type is checked, it is reported once at the start with what
-  Zeroth does instead, and it never changes a number;
+- **hint**: tunes or prints something in DeepSpeed. It takes any value, is reported once at the start with what Zeroth
+  does instead, and never changes a number;
 - **refused**: would change what is trained, where memory lies or which files appear, and is not built. It is an error,
   unless its value asks for nothing.
 
 Any other key is an error with the nearest name. All problems are reported together, each with its line and JSON
 pointer; exit code 78.
 
+- `null` is the same as leaving the key out, for every key and section.
 - Integers may be written as `5e8`. Names of optimizers and schedulers are compared without case.
 - `"auto"` is an error where it is left over: the program that writes it has to fill it in, in the document or by an
-  override (`ConfigOverride`), before the engine is made. Zeroth's own programs override keys by command line arguments.
+  override (`ConfigOverride`), before the engine is made. Of a hint it may stay. Zeroth's own programs override keys by
+  command line arguments.
 - `train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x data ranks`. Two of the three give
   the third, once the world is known; one alone means one micro-step. A contradiction is an error that offers the
   nearest sizes.
@@ -94,14 +96,14 @@ std::string reference_markdown() {
   for (const KeySpec& key : honoured_keys()) {
     std::string meaning(key.text);
     if (!key.applies_text.empty()) meaning += " Only for " + std::string(key.applies_text) + ".";
-    page += row({"`" + dotted(key.pointer) + "`", expected_text(key) + (key.nullable ? ", or null" : ""),
-                 default_of(key), key.shared ? "yes" : "no", meaning});
+    page +=
+        row({"`" + dotted(key.pointer) + "`", expected_text(key), default_of(key), key.shared ? "yes" : "no", meaning});
   }
   page += "\n## Hints\n\n";
-  page += row({"key", "takes", "DeepSpeed's default", "what Zeroth does instead"}) + "|---|---|---|---|\n";
+  page += row({"key", "DeepSpeed's default", "what Zeroth does instead"}) + "|---|---|---|\n";
   for (const KeySpec& key : hint_keys()) {
-    page += row({"`" + dotted(key.pointer) + "`", expected_text(key) + ", or null",
-                 "`" + std::string(key.default_text) + "`", capitalised(key.text) + "."});
+    page +=
+        row({"`" + dotted(key.pointer) + "`", "`" + std::string(key.default_text) + "`", capitalised(key.text) + "."});
   }
   page += "\n## Refused\n\n";
   page += row({"key", "accepted", "why it is refused"}) + "|---|---|---|\n";

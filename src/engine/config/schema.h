@@ -38,14 +38,13 @@ struct Bounds {
   bool high_open = false;
 };
 
-/// A row. Lists in text are separated by '|'.
+/// A row. Lists in text are separated by '|'. Of every key null means absent; a hint takes any value.
 struct KeySpec {
   std::string_view pointer{};
   KeyClass key_class = KeyClass::kHonoured;
   KeyKind kind = KeyKind::kBool;
   std::string_view text{};  ///< honoured: what it does; hint: what Zeroth does instead; refused: why
   std::string_view default_text{};
-  bool nullable = false;  ///< null means absent
   Bounds bounds{};
   std::int64_t lowest = 0;                                 ///< of kInteger
   std::int64_t highest = std::numeric_limits<int>::max();  ///< of kInteger

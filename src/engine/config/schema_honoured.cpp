@@ -117,23 +117,19 @@ constexpr std::array kKeys{
          .kind = KeyKind::kInteger,
          .text = "Sequences per step over all ranks. Two of the three batch keys give the third; one alone means "
                  "one micro-step; given together they must satisfy train = micro x accumulation x data ranks.",
-         .nullable = true,
          .lowest = 1}),
     bind<&Config::train_micro_batch_size_per_gpu>({.pointer = "/train_micro_batch_size_per_gpu",
                                                    .kind = KeyKind::kInteger,
                                                    .text = "Sequences per rank and micro-step.",
-                                                   .nullable = true,
                                                    .lowest = 1}),
     bind<&Config::gradient_accumulation_steps>({.pointer = "/gradient_accumulation_steps",
                                                 .kind = KeyKind::kInteger,
                                                 .text = "Micro-steps per step.",
-                                                .nullable = true,
                                                 .lowest = 1}),
     bind<&Config::data_parallel_size>(
         {.pointer = "/data_parallel_size",
          .kind = KeyKind::kInteger,
          .text = "The number of data ranks that the document was written for; another world is an error.",
-         .nullable = true,
          .lowest = 1}),
     bind<&Config::gradient_clipping>(
         {.pointer = "/gradient_clipping",
@@ -141,13 +137,12 @@ constexpr std::array kKeys{
          .text = "Bound of the global gradient norm. Absent or 0 means off, and the log says so; DeepSpeed "
                  "clips at 1.0 when the key is absent.",
          .default_text = "off",
-    bind<&Config::bf16_auto_cast>(
-        {.pointer = "/bf16/auto_cast", .text = "As `fp16.auto_cast`, to bfloat16. DeepSpeed has no such key."}),
-         .nullable = true,
          .bounds = kNotNegative}),
     bind<&Config::bf16>({.pointer = "/bf16/enabled",
                          .text = "Compute in bfloat16; masters, accumulation and reduction stay fp32. The "
                                  "section may also be called `bfloat16`."}),
+    bind<&Config::bf16_auto_cast>(
+        {.pointer = "/bf16/auto_cast", .text = "As `fp16.auto_cast`, to bfloat16. DeepSpeed has no such key."}),
 
     bind<&Config::fp16, &LossScaling::enabled>(
         {.pointer = "/fp16/enabled",
@@ -244,7 +239,6 @@ constexpr std::array kKeys{
          .kind = KeyKind::kChoice,
          .text = "The schedule of the learning rate; absent means constant.",
          .default_text = "constant",
-         .nullable = true,
          .choices = "WarmupLR|WarmupDecayLR|WarmupCosineLR",
          .elsewhere = "LRRangeTest|OneCycle",
          .write = [](const Config& c) { return c.scheduler.type.empty() ? Json() : Json(c.scheduler.type); }}),
@@ -384,7 +378,6 @@ constexpr std::array kKeys{
                                           .kind = KeyKind::kInteger,
                                           .text = "Stages of a pipeline: ranks with other layers of the model, which "
                                                   "zeroth.pipeline() cuts.",
-                                          .nullable = true,
                                           .lowest = 1}),
     bind<&Config::mesh, &MeshConfig::dp>({.pointer = "/zeroth/mesh/dp",
                                           .kind = KeyKind::kInteger,
@@ -395,7 +388,6 @@ constexpr std::array kKeys{
          .kind = KeyKind::kInteger,
          .text = "Consecutive ranks (with `tp`: every tp-th) that share each sequence; zeroth.parallelize() splits the "
                  "model's attention. Parameters are sharded over dp and sp.",
-         .nullable = true,
          .lowest = 1}),
     bind<&Config::mesh, &MeshConfig::tp>(
         {.pointer = "/zeroth/mesh/tp",
@@ -428,7 +420,6 @@ constexpr std::array kKeys{
          .kind = KeyKind::kChoice,
          .text = "Where optimizer states and masters rest, at every stage: `nvme` is files, of which a few blocks at a "
                  "time visit memory; `cpu` is host memory, which ranks of a CPU have anyway. Never changes a number.",
-         .nullable = true,
          .choices = "none|cpu|nvme"}),
     bind<&Config::offload, &OffloadConfig::nvme_path>(
         {.pointer = "/zero_optimization/offload_optimizer/nvme_path",
@@ -454,7 +445,6 @@ constexpr std::array kKeys{
          .text = "Where parameters rest, at every stage: `nvme` is files, from which a unit's come for each use, read "
                  "ahead in the order of the step before; `cpu` is host memory, which ranks of a CPU have anyway. Never "
                  "changes a number.",
-         .nullable = true,
          .choices = "none|cpu|nvme"}),
     bind<&Config::offload, &OffloadConfig::parameter_nvme_path>(
         {.pointer = "/zero_optimization/offload_param/nvme_path",
@@ -515,7 +505,6 @@ constexpr std::array kKeys{
          .kind = KeyKind::kInteger,
          .text = "Elements whose states are one block, a multiple of 1024.",
          .default_text = "2^18, or 2^20 beside a device with memory of its own",
-         .nullable = true,
          .lowest = 1024,
          .highest = std::int64_t{1} << 30U}),
     bind<&Config::offload, &OffloadConfig::io>(
@@ -550,7 +539,6 @@ constexpr std::array kKeys{
          .kind = KeyKind::kChoice,
          .text = "Where tensors rest that autograd saves for backward: `nvme` is files; `cpu` is host memory, which "
                  "tensors of a CPU have anyway. Never changes a number.",
-         .nullable = true,
          .choices = "none|cpu|nvme"}),
     bind<&Config::activations, &ActivationConfig::nvme_path>(
         {.pointer = "/zeroth/activations/nvme_path",
@@ -612,8 +600,7 @@ constexpr std::array kKeys{
          .kind = KeyKind::kInteger,
          .text = "Delayed updates (DPU): after so many steps, the update of a step runs inside the last backward of "
                  "the next one, which computes on the parameters before it. Absent: never. Part of the numbers.",
-         .default_text = "never",
-         .nullable = true}),
+         .default_text = "never"}),
     bind<&Config::update, &UpdateConfig::round_sums>(
         {.pointer = "/zeroth/update/round_sums",
          .text = "Sums of gradients of bfloat16 parameters are rounded to bfloat16 before the update, wherever states "

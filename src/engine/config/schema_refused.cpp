@@ -20,7 +20,6 @@ constexpr KeySpec section(std::string_view pointer, std::string_view members, st
           .key_class = KeyClass::kRefused,
           .kind = KeyKind::kSection,
           .text = why,
-          .nullable = true,
           .members = members,
           .off = off};
 }

@@ -91,8 +91,14 @@ TEST(ConfigDocument, IsStrictJson) {
       "{// comment\n}",
       "{'train_batch_size': 8}",
       "{\"train_batch_size\": 08}",
-      "{\"gradient_clipping\": NaN}",
-      "{\"gradient_clipping\": Infinity}",
+      "{\"steps_per_print\": nan}",
+      "{\"steps_per_print\": +Infinity}",
+      "{\"steps_per_print\": Infinity1}",
+      "{\"steps_per_print\": 1Infinity}",
+      "{\"steps_per_print\": 1 Infinity}",
+      "{\"steps_per_print\": - Infinity}",
+      "{NaN: 1}",
+      "NaN Infinity",
       "{\"gradient_clipping\": 1e999}",
       "{\"gradient_clipping\": -1e999}",
       "{\"optimizer\": {\"type\": \"\xff\xfe\"}}",
@@ -110,6 +116,30 @@ TEST(ConfigDocument, IsStrictJson) {
       EXPECT_TRUE(c >= 0x20 && c < 0x7f) << "unprintable byte in a message about " << text;
     }
   }
+}
+
+TEST(ConfigDocument, PythonsNumbersWithoutAnEndAreRead) {
+  const Config config = read(
+      "{\"log_level\": [1, -Infinity ,-2e3,{\"NaN\": NaN}, \"\\\"Infinity\", 3,Infinity],\n"
+      "\"steps_per_print\": 7}");
+  EXPECT_THAT(config.hints,
+              ElementsAre(Field(&HintNote::given, "[1,-Infinity,-2000.0,{\"NaN\":NaN},\"\\\"Infinity\",3,Infinity]"),
+                          Field(&HintNote::given, "7")));
+  EXPECT_EQ(config.hints[1].origin, "test.json:2");
+  const ConfigProblem problem = problem_of(R"({"gradient_clipping": Infinity, "steps_per_print": 1})");
+  EXPECT_EQ(problem.what, "wrong value");
+  EXPECT_EQ(problem.got, "Infinity");
+  EXPECT_EQ(problem_of(R"({"optimizer": {"params": {"betas": [0.9, NaN]}}})").got, "[0.9,NaN]");
+  EXPECT_EQ(problem_of(R"({"train_batch_size": -Infinity})").got, "-Infinity");
+  EXPECT_EQ(problem_of(R"({"amp": Infinity})").got, "Infinity");
+  EXPECT_EQ(problem_of("NaN").what, "the document is no object");
+  const std::vector<ConfigOverride> one{{"/steps_per_print", "Infinity", "--x"}};
+  EXPECT_THAT(read("{}", one).hints, ElementsAre(Field(&HintNote::given, "Infinity")));
+}
+
+TEST(ConfigDocument, AValueUnderASectionThatIsNoneIsTheSectionsFault) {
+  EXPECT_EQ(problem_of(R"({"zeroth": 3, "sequence_parallel_size": 2})").pointer, "/zeroth");
+  EXPECT_EQ(problem_of(R"({"zeroth": {"mesh": "x"}, "sequence_parallel_size": 2})").pointer, "/zeroth/mesh");
 }
 
 TEST(ConfigDocument, SaysTheLineWhereItBreaks) {
