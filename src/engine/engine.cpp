@@ -132,8 +132,13 @@ StateFiles Engine::open_files() {
   const bool optimizer = any(&ResidencyPlan::optimizer);
   const bool parameters = any(&ResidencyPlan::parameter);
   if (!optimizer && !parameters) return {};
-  if (optimizer) require_folder(storage.folders, "offload_optimizer");
-  if (parameters) require_folder(of_parameters, "offload_param");
+  constexpr const char* kOptimizer = "/zero_optimization/offload_optimizer";
+  constexpr const char* kParameters = "/zero_optimization/offload_param";
+  if (optimizer) require_folder(storage.folders, kOptimizer);
+  if (parameters) {
+    const bool fallen_back = storage.parameter_folders.empty() && !storage.folders.empty();
+    require_folder(of_parameters, fallen_back ? kOptimizer : kParameters);
+  }
   const std::string& folder = (optimizer ? storage.folders : of_parameters).front();
   const IoQueueOptions options{
       .engine = storage.engine, .depth = storage.queue_depth, .watch = [this] { look_after_others(); }};
@@ -154,6 +159,7 @@ void Engine::open_activations() {
   if (!settings_.activations) return;
   ActivationStoreOptions options = *settings_.activations;
   options.io.watch = [engine =
+  require_folder(options.folders, "/zeroth/activations");
                           std::weak_ptr<Engine*>(self_)] {  // graphs may outlive the engine, and the store with them
     if (const auto there = engine.lock()) (*there)->look_after_others();
   };

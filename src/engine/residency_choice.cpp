@@ -10,8 +10,11 @@
 #include <zeroth/offload/plan_split.h>
 #include <zeroth/zero/state_table.h>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <limits>
@@ -189,7 +192,7 @@ class ResidencyChoice {
     facts.bytes_in_memory = static_cast<std::int64_t>(bytes_with_ratio(groups_, settings_, optimizer_, 0.0));
     if (facts.blocks == 0) return facts;
     const StorageSettings& storage = settings_.storage;
-    require_folder(storage.folders, "offload_optimizer");
+    require_folder(storage.folders, "/zero_optimization/offload_optimizer");
     const auto queue = open_io_queue(
         storage.folders.front(), {.engine = storage.engine, .depth = storage.queue_depth, .timeout = kTransferTimeout});
     const BlockTimes times = measure_block_times({.folders = storage.folders,
@@ -281,10 +284,19 @@ class ResidencyChoice {
 }  // namespace
 
 void require_folder(const std::vector<std::string>& folders, std::string_view section) {
+  const std::string key = std::string(section) + "/nvme_path";
   ZR_CHECK(!folders.empty(), ErrorCode::kConfig, "states that rest in files have no folder",
-           {.where = "engine",
-            .which = "/zero_optimization/" + std::string(section) + "/nvme_path",
-            .expected = "a folder on a local disk, or several separated by ':'"});
+           {.where = "engine", .which = key, .expected = "a folder on a local disk, or several separated by ':'"});
+  for (const std::string& folder : folders) {
+    // The "/" makes a file that is no folder an error.
+    const int failure = ::access((folder + "/").c_str(), W_OK | X_OK) == 0 ? 0 : errno;
+    ZR_CHECK(failure == 0, ErrorCode::kIo, "a folder for files takes none: " + errno_text(failure),
+             {.where = "engine",
+              .which = key,
+              .expected = "a folder that is there and may be written to, on the host of each rank",
+              .got = folder,
+              .hint = "mkdir -p " + folder + ", or name another folder on a local disk"});
+  }
 }
 
 std::string choose_residency(const ShardGroups& groups, const EngineSettings& settings, const Optimizer& optimizer,

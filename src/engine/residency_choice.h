@@ -12,7 +12,8 @@
 
 namespace zeroth {
 
-/// Throws kConfig without a folder for states in files. `section`: of the configuration, "offload_param".
+/// Throws kConfig without a folder for states in files, and kIo for one that is not there or may not be written to.
+/// `section`: of the configuration, "/zero_optimization/offload_param".
 void require_folder(const std::vector<std::string>& folders, std::string_view section);
 
 /// Sets the residency of the groups whose plan has plans_ratio, the same on all ranks: blocks of the rank with most,

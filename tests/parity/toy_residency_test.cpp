@@ -343,7 +343,10 @@ TEST(Residency, FoldersThatCannotBeAreRefusedByName) {
   training.tamper = [](int, ToyStructure&, EngineSettings& settings) {
     settings.storage.folders = {"/nowhere/at/all"};
   };
-  EXPECT_THAT(message_of(training), AllOf(HasSubstr("/nowhere/at/all"), HasSubstr("No such file or directory")));
+  EXPECT_THAT(message_of(training),
+              AllOf(HasSubstr("[IO]"), HasSubstr("No such file or directory"),
+                    HasSubstr("which: /zero_optimization/offload_optimizer/nvme_path"),
+                    HasSubstr("got: /nowhere/at/all"), HasSubstr("hint: mkdir -p /nowhere/at/all")));
   training.tamper = {};
   EXPECT_THAT(message_of(training), AllOf(HasSubstr("have no folder"), HasSubstr("offload_optimizer/nvme_path")));
   training.plan.residency = {.parameter = Residency::kFiles};

@@ -151,8 +151,20 @@ def checkpoints(folder: str) -> None:
 
 def refusals(folder: str) -> None:
     row = Row(1)
-    with refused("IO", "/nowhere/at/all"):
+    optimizer, missing = "which: /zero_optimization/offload_optimizer/nvme_path; ", "got: /nowhere/at/all; hint: mkdir"
+    with refused("IO", f"{optimizer}.*{missing}"):
         made(row, "/nowhere/at/all")
+    file = f"{folder}/file{zeroth.World.from_environment().rank}"
+    with open(file, "w"), refused("IO", f"Not a directory.*{optimizer}.*got: {file}"):
+        made(row, file)
+    for key, tiers in (
+        ("/zero_optimization/offload_param", {"offload_param": {"device": "nvme", "nvme_path": "/nowhere/at/all"}}),
+        ("/zeroth/activations", {"device": "nvme", "nvme_path": "/nowhere/at/all"}),
+    ):
+        section = "zeroth" if key == "/zeroth/activations" else "zero_optimization"
+        document = {section: {"activations": tiers} if section == "zeroth" else tiers}
+        with refused("IO", f"which: {key}/nvme_path; .*{missing}"):
+            zeroth.Engine(model(), document, world=world(), log_level="error")
     document = config(row, folder)
     del document["zero_optimization"]["offload_optimizer"]["nvme_path"]
     with refused("CONFIG", "have no folder.*which: /zero_optimization/offload_optimizer/nvme_path"):
