@@ -248,6 +248,22 @@ void check_hosts(const CLI::App& app, Options& options, const Raw& raw) {
   if (given(app, "--lost-after")) options.lost_after = parse_seconds("--lost-after", raw.lost_after);
 }
 
+/// torchrun's MIN:MAX.
+void refuse_elastic(const std::string& nodes) {
+  const std::size_t colon = nodes.find(':');
+  if (colon == std::string::npos) return;
+  const std::string least = nodes.substr(0, colon);
+  const std::string most = nodes.substr(colon + 1);
+  refuse_usage(
+      "the number of nodes is fixed: a job does not go on with fewer, and takes no more",
+      {.which = "--nnodes",
+       .expected = "one number",
+       .got = fmt::format("'{}'", nodes),
+       .hint = fmt::format("write --nnodes {}, and --max-restarts K to start all nodes again after a failure; a "
+                           "checkpoint can be loaded on any number of ranks",
+                           least == most || most.empty() ? least : fmt::format("{} or {}", least, most))});
+}
+
 void check_nodes(const CLI::App& app, Options& options, const Raw& raw) {
   if (!given(app, "--nnodes")) {
     for (const char* option : {"--node-rank", "--rdzv", "--rdzv-secret-file"}) {
@@ -260,6 +276,7 @@ void check_nodes(const CLI::App& app, Options& options, const Raw& raw) {
     refuse_usage("--nnodes with --hostfile or --hosts",
                  {.hint = "either every node is started by itself, or this one starts them all"});
   }
+  refuse_elastic(raw.num_nodes);
   options.num_nodes = parse_integer("--nnodes", raw.num_nodes, 1, kMaxRanks, "the number of nodes");
   for (const char* option : {"--node-rank", "--rdzv"}) {
     if (!given(app, option) && options.num_nodes > 1)

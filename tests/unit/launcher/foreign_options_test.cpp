@@ -42,6 +42,10 @@ TEST(ForeignOptions, RanksOfThisHost) {
   }
   EXPECT_EQ(options_of({"--nnodes=1", "--nproc_per_node=2", "--node-rank", "0", "train.py"}).num_ranks, 2)
       << "one node needs no meeting point";
+  const std::string elastic = refusal({"--nnodes", "2:4", "--node-rank", "0", "--rdzv", "h:1", "train.py"});
+  EXPECT_THAT(elastic, HasSubstr("the number of nodes is fixed"));
+  EXPECT_THAT(elastic, HasSubstr("got: '2:4'; hint: write --nnodes 2 or 4, and --max-restarts K"));
+  EXPECT_THAT(refusal({"--nnodes=1:1", "train.py"}), HasSubstr("write --nnodes 1, and"));
   EXPECT_THAT(refusal({"-n", "2", "--num_gpus", "2", "true"}),
               HasSubstr("twice; which: -n, --num-gpus; hint: give one"));
 }
