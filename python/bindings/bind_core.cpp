@@ -46,6 +46,33 @@ ConfigOverride make_override(const std::string& pointer, const py::object& value
   throw ConfigError("an override", std::move(listed), total);
 }
 
+std::string repr_of(const auto& value) {
+  return py::repr(py::cast(value)).template cast<std::string>();
+}
+
+std::string repr_of_offender(const FirstOffender& offender) {
+  return "zeroth.FirstOffender(param=" + repr_of(offender.param) + ", rank=" + std::to_string(offender.rank) +
+         ", micro_step=" + std::to_string(offender.micro_step) + ", count=" + std::to_string(offender.count) + ")";
+}
+
+/// Without `times`, which has a row for each rank, and without what does not count in a skipped step.
+std::string repr_of_step(const StepResult& result) {
+  if (!result.boundary) return "zeroth.StepResult(boundary=False)";
+  std::string text =
+      "zeroth.StepResult(step=" + std::to_string(result.step) + ", committed=" + (result.committed ? "True" : "False");
+  if (!result.committed) text += ", reason=" + repr_of(result.reason) + ", cause=" + repr_of(name_of(result.cause));
+  if (result.first_offender) text += ", first_offender=" + repr_of_offender(*result.first_offender);
+  if (result.committed) {
+    text += ", batches=" + std::to_string(result.batches) + ", grad_norm=" + repr_of(result.grad_norm);
+    if (result.clip_coefficient != 1.0) text += ", clip_coefficient=" + repr_of(result.clip_coefficient);
+    text += ", lr=" + repr_of(result.lr);
+  }
+  if (result.loss_scale != 1.0) text += ", loss_scale=" + repr_of(result.loss_scale);
+  if (result.delayed) text += ", delayed=True";
+  if (result.preempted) text += ", preempted=True";
+  return text + ")";
+}
+
 }  // namespace
 
 void bind_core(py::module_& module) {
@@ -177,7 +204,8 @@ void bind_core(py::module_& module) {
       .def_readonly("param", &FirstOffender::param)
       .def_readonly("rank", &FirstOffender::rank)
       .def_readonly("micro_step", &FirstOffender::micro_step)
-      .def_readonly("count", &FirstOffender::count);
+      .def_readonly("count", &FirstOffender::count)
+      .def("__repr__", &repr_of_offender);
   py::class_<StepTimes>(module, "StepTimes")
       .def_readonly("between_us", &StepTimes::between_us)
       .def_readonly("forward_us", &StepTimes::forward_us)
@@ -200,12 +228,7 @@ void bind_core(py::module_& module) {
       .def_readonly("preempted", &StepResult::preempted)
       .def_readonly("first_offender", &StepResult::first_offender)
       .def_readonly("times", &StepResult::times)
-      .def("__repr__", [](const StepResult& result) {
-        if (!result.boundary) return std::string("zeroth.StepResult(boundary=False)");
-        if (!result.committed) return "zeroth.StepResult(committed=False, reason='" + result.reason + "')";
-        return "zeroth.StepResult(step=" + std::to_string(result.step) +
-               ", grad_norm=" + std::to_string(result.grad_norm) + ")";
-      });
+      .def("__repr__", &repr_of_step);
 
   py::class_<MemoryReport>(module, "MemoryReport")
       .def_property_readonly("planned", [](const MemoryReport& report) { return by_state(report.planned); })

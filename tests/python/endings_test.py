@@ -246,12 +246,18 @@ class Interrupts(job.RankTest):
 
 class InMemory(Interrupts):
     def test_construction_and_backward_go_on(self) -> None:
-        skipped = "goes on: zeroth.StepResult(committed=False, reason='backward failed on rank 0')"
+        skipped = (
+            "goes on: zeroth.StepResult(step=1, committed=False, reason='backward failed on rank 0', "
+            "cause='failed backward')"
+        )
         for where, first in (("construction", "goes on: None"), ("backward", skipped)):
             for rank in (0, 1):
                 with self.subTest(where=where, rank=rank):
                     self.assertEqual(self.told(where, f"rank {rank} (?!then)"), first)
-                    self.assertRegex(self.told(where, f"rank {rank} then "), r"^goes on: zeroth\.StepResult\(step=")
+                    self.assertRegex(
+                        self.told(where, f"rank {rank} then "),
+                        r"^goes on: zeroth\.StepResult\(step=\d+, committed=True",
+                    )
 
     def test_other_calls_go_on_or_say_at_once_why_not(self) -> None:
         for where in ("forward", "step", "export", "close"):
