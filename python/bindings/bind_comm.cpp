@@ -2,6 +2,7 @@
 #include "rank_group.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/interrupt.h>
 #include <zeroth/comm/mesh.h>
 #include <zeroth/comm/received.h>
 #include <zeroth/engine/settings.h>
@@ -323,8 +324,8 @@ class Communicator {
       throw;
     } catch (...) {
       if (size() > 1) {
-        group_.backend().abort(Error(ErrorCode::kAborted, "a call of all ranks was interrupted there",
-                                     {.where = "python.communicator", .who = who()}));
+        group_.backend().abort(
+            Error(ErrorCode::kAborted, interrupted_text(), {.where = "python.communicator", .who = who()}));
       }
       throw;
     }

@@ -268,6 +268,8 @@ void check_signals() {
   // Torch's own type: it crosses backward() unharmed, and is raised again as what it was.
   python_error error;
   error.persist();
+  const std::string kind = PyExceptionClass_Name(error.type);
+  error.message = error.message.empty() ? kind : kind + ": " + error.message;  // for the other ranks
   throw error;
 }
 

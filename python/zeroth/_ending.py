@@ -6,9 +6,10 @@ Consoles and notebooks are not changed either."""
 
 import atexit
 import os
+import re
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 
 from zeroth import _C, _guards, _place
@@ -109,13 +110,31 @@ def _told(error: BaseException, traceback: TracebackType | None) -> _C.Error:
 
 
 def _text(error: BaseException) -> str:
-    """ "ValueError: no such token: 50257": the first line, for torch appends a stack trace."""
+    """ "ValueError: no such token: 50257": the first line, for torch appends a stack trace; and what that trace says of
+    an exception in another process."""
     try:
         lines = str(error).strip().splitlines()
     except Exception:  # the user's own __str__
         lines = []
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    if quoted := _quoted(lines):
+        text = f"{text.rstrip('.')}: {quoted}"
     return text[:_LONGEST].encode(errors="backslashreplace").decode()
+
+
+_FRAME = re.compile(r'  File "(.*)", line (\d+), in (.*)')
+
+
+def _quoted(lines: Sequence[str]) -> str:
+    """Of a traceback in the text of an exception, as a DataLoader writes it that raises anew what a worker has raised:
+    the last exception, and the user's innermost line. "" without one."""
+    if not any(line.endswith("Traceback (most recent call last):") for line in lines):
+        return ""
+    frames = [(number, found) for number, line in enumerate(lines) if (found := _FRAME.match(line))]
+    last = frames[-1][0] if frames else len(lines)
+    cause = next((line for line in lines[last:] if line and not line.startswith(" ")), "")
+    place = next((text for _, found in reversed(frames) if (text := _place.place_in(*found.groups()))), "")
+    return f"{cause} ({place})" if cause and place else cause
 
 
 install()

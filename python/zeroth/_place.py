@@ -18,7 +18,7 @@ import torch
 
 from zeroth import _C
 
-__all__ = ["announce", "place_of"]
+__all__ = ["announce", "place_in", "place_of"]
 
 _registered: tuple[int, int, int] | None = None
 """signal and the two ends of the pipe, for the lifetime of the process"""
@@ -52,9 +52,14 @@ def announce(world: _C.World) -> None:
 def place_of(where: TracebackType | None) -> str:
     """ "train.py:57 in load_batch": the innermost line outside of libraries; "" if there is none."""
     for frame in reversed(traceback.extract_tb(where)):
-        if not frame.filename.startswith(_not_the_users()):
-            return f"{frame.filename.removeprefix(os.getcwd() + '/')}:{frame.lineno} in {frame.name}"
+        if text := place_in(frame.filename, frame.lineno, frame.name):
+            return text
     return ""
+
+
+def place_in(file: str, line: int | str | None, function: str) -> str:
+    """ "train.py:57 in load_batch"; "" in a library."""
+    return "" if file.startswith(_not_the_users()) else f"{file.removeprefix(os.getcwd() + '/')}:{line} in {function}"
 
 
 @functools.cache

@@ -18,6 +18,7 @@
 
 #include <kernels/common/dispatch.h>
 #include <zeroth/base/failpoint.h>
+#include <zeroth/base/interrupt.h>
 #include <zeroth/base/preemption.h>
 #include <zeroth/base/text.h>
 #include <zeroth/engine/engine.h>
@@ -158,8 +159,8 @@ void Engine::look_after_others() {
 void Engine::open_activations() {
   if (!settings_.activations) return;
   ActivationStoreOptions options = *settings_.activations;
-  options.io.watch = [engine =
   require_folder(options.folders, "/zeroth/activations");
+  options.io.watch = [engine =
                           std::weak_ptr<Engine*>(self_)] {  // graphs may outlive the engine, and the store with them
     if (const auto there = engine.lock()) (*there)->look_after_others();
   };
@@ -768,7 +769,7 @@ Next Engine::follow() {
 void Engine::part() noexcept {
   if (world() == 1 || std::exchange(parted_, true)) return;
   communicator_.backend().abort(
-      Error(ErrorCode::kAborted, "a call of all ranks was interrupted there",
+      Error(ErrorCode::kAborted, interrupted_text(),
             {.where = "engine", .who = "rank " + std::to_string(rank()) + "/" + std::to_string(world())}));
 }
 

@@ -23,6 +23,24 @@ class Processes(job.RankTest):
     def test_an_exception_on_one_rank_is_named_first(self) -> None:
         self.rank_1_is_named_first("trouble_rank.py", "exception")
 
+    def test_an_exception_of_a_data_loaders_worker_is_told_with_its_cause(self) -> None:
+        with job.Family(job.command(2, "trouble_rank.py", "loader")) as family:
+            done = family.end(120, may_leave="/pymp-")  # a folder of multiprocessing
+        self.assertRegex(
+            done.stdout,
+            r"rank 0 is told: \[ABORTED\] rank 1 stopped the job: \[USER\] OSError: Caught OSError in DataLoader "
+            r"worker process 0: OSError: cannot read sample 5 \(\S*trouble_rank\.py:\d+ in __getitem__\); where: ",
+            done.stderr,
+        )
+
+    def test_an_exception_of_a_signal_handler_inside_a_call_is_told(self) -> None:
+        done = job.run(2, "trouble_rank.py", "handler")
+        self.assertRegex(
+            done.stdout,
+            r"rank 0 is told: \[ABORTED\] rank 1 stopped the job: .*there: RuntimeError: a worker is gone",
+            done.stderr,
+        )
+
     def test_ranks_that_disagree_are_told_on_all_ranks(self) -> None:
         done = job.run(2, "trouble_rank.py", "disagree")
         self.assertEqual(done.returncode, 76, done.stderr)

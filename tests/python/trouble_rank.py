@@ -34,6 +34,52 @@ def exception(rank: int) -> None:
         train(engine)
 
 
+class Samples(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.rank == 1 and index == 5:
+            raise OSError(f"cannot read sample {index}")
+        return X[0], Y[0]
+
+
+def loader(rank: int) -> None:
+    """The batches of rank 1 come from a process that cannot read one of them."""
+    engine = zeroth.Engine(zoo.make("plain"), config())
+    try:
+        for batch in torch.utils.data.DataLoader(Samples(rank), batch_size=2, num_workers=rank):
+            engine.backward(engine(*batch))
+            engine.step()
+    except zeroth.Error as error:
+        print(f"rank {rank} is told: {error}", flush=True)
+        raise
+
+
+def handler(rank: int) -> None:
+    """A signal handler raises while rank 1 waits for rank 0, as torch's does where a DataLoader's worker died."""
+
+    def gone(*_: object) -> None:
+        raise RuntimeError("a worker is gone")
+
+    engine = zeroth.Engine(zoo.make("plain"), config())
+    train(engine)
+    try:
+        if rank == 1:
+            signal.signal(signal.SIGALRM, gone)
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+        else:
+            time.sleep(1.0)
+        engine.average(1.0)
+    except zeroth.Error as error:
+        print(f"rank {rank} is told: {error}", flush=True)
+    except RuntimeError:
+        time.sleep(2.0)
+
+
 def disagree(rank: int) -> None:
     try:
         zeroth.Engine(zoo.make("plain"), config(stage=rank))
@@ -150,6 +196,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     {
         "exception": exception,
+        "loader": loader,
+        "handler": handler,
         "disagree": disagree,
         "gil": gil,
         "give_up": give_up,

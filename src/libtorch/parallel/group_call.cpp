@@ -1,6 +1,7 @@
 #include "libtorch/parallel/group_call.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/interrupt.h>
 #include <zeroth/comm/collective.h>
 #include <zeroth/libtorch/model_description.h>
 #include <zeroth/parallel/slices.h>
@@ -138,7 +139,7 @@ void with_name_of(const RankGroup& group, const CallName& name, const at::Tensor
   } catch (...) {
     // An exception that is no Error (Ctrl-C in a wait) separates this rank from the others for good: they hear of it.
     group.communicator().backend().abort(
-        Error(ErrorCode::kAborted, "a call of all ranks was interrupted there",
+        Error(ErrorCode::kAborted, interrupted_text(),
               {.where = "libtorch.collectives", .who = group.who(), .which = name.text()}));
     throw;
   }
