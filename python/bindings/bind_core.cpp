@@ -101,6 +101,12 @@ void bind_core(py::module_& module) {
       .def_property_readonly("zero_stage", [](const Config& config) { return config.zero.stage; })
       .def_property_readonly("optimizer_type", [](const Config& config) { return config.optimizer.type; })
       .def_property_readonly("fp16_auto_cast", [](const Config& config) { return config.fp16_auto_cast; })
+      .def_property_readonly("bf16_auto_cast", [](const Config& config) { return config.bf16_auto_cast; })
+      .def_property_readonly("input_dtype",
+                             [](const Config& config) -> std::optional<std::string> {
+                               const std::optional<DType> dtype = config.input_dtype();
+                               return dtype ? std::optional(std::string(name_of(*dtype))) : std::nullopt;
+                             })
       .def(
           "mesh",
           [](const Config& config, int world) {
@@ -111,6 +117,21 @@ void bind_core(py::module_& module) {
           py::arg("world"))
       .def(
           "micro_steps", [](const Config& config, int world) { return micro_steps_of(config, world); },
+          py::arg("world"))
+      .def(
+          "batch_sizes",
+          [](const Config& config, int world) {
+            std::int64_t data_ranks = 1;
+            for (const MeshAxis& axis : mesh_of(config, world).axes) {
+              if (axis.name == "dp") data_ranks = axis.size;
+            }
+            const BatchSizes sizes = config.resolve(data_ranks);
+            py::dict named;
+            named["train_batch_size"] = sizes.train;
+            named["train_micro_batch_size_per_gpu"] = sizes.micro;
+            named["gradient_accumulation_steps"] = sizes.accumulate;
+            return named;
+          },
           py::arg("world"))
       .def_property_readonly("sequence",
                              [](const Config& config) {
@@ -128,12 +149,6 @@ void bind_core(py::module_& module) {
                                keys["split"] = config.pipeline.split;
                                keys["scatter"] = config.pipeline.scatter;
                                keys["unshard"] = unshard_of(config);
-      .def_property_readonly("bf16_auto_cast", [](const Config& config) { return config.bf16_auto_cast; })
-      .def_property_readonly("input_dtype",
-                             [](const Config& config) -> std::optional<std::string> {
-                               const std::optional<DType> dtype = config.input_dtype();
-                               return dtype ? std::optional(std::string(name_of(*dtype))) : std::nullopt;
-                             })
                                keys["vocabulary"] = config.pipeline.vocabulary;
                                keys["recompute"] = config.pipeline.recompute;
                                keys["checkpoint_interval"] = config.pipeline.checkpoint_interval;

@@ -308,6 +308,9 @@ class Config:
         """zeroth.tensor.norms."""
     def micro_steps(self, world: int) -> int:
         """Micro-steps of a step: gradient_accumulation_steps, or what the batch sizes leave."""
+    def batch_sizes(self, world: int) -> dict[str, int]:
+        """train_batch_size, train_micro_batch_size_per_gpu and gradient_accumulation_steps for `world` ranks. Raises Error CONFIG if
+        none of the first two is given, or they do not fit each other."""
     @property
     def pipeline(self) -> dict[str, Any]:
         """The keys of zeroth.pipeline: schedule, chunks, split, recompute, checkpoint_interval; unshard: "none" where

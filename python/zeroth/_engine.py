@@ -25,10 +25,12 @@ from zeroth import (
     _boxes,
     _cast,
     _deferred,
+    _elsewhere,
     _ending,
     _guards,
     _hypers,
     _place,
+    _schedule,
     _state,
     _units,
     _watch,
@@ -164,6 +166,8 @@ class Engine:
         self._steps = 0
         self._optimizer: Optimizer | None = None
         self._scheduler: Any = None
+        self._stepping: _schedule.Stepping | None = None
+        """of the scheduler that initialize() was given"""
         self._batch_fn: Callable[[Any], Any] | None = None
         self._data: Iterator[Any] | None = None
         """of train_batch() and eval_batch() without an iterator"""
@@ -288,6 +292,8 @@ class Engine:
         data_iter = self._data if data_iter is None else data_iter
         if self._pipeline is not None:
             self._push()
+            if self._stepping is not None:
+                self._stepping.require_untouched()
             result, loss = self._pipeline.train_batch(self._of_user(data_iter))
             return self._stepped(result), loss
         total = 0.0
@@ -399,6 +405,8 @@ class Engine:
                 hint="engine(batch), engine.backward(loss) and engine.step() are its actions",
             )
         self._push()
+        if self._stepping is not None:
+            self._stepping.require_untouched()
         return self._pipeline.step(self._of_user(data_iter), self._stepped)
 
     def set_batch_fn(self, fn: Callable[[Any], Any] | None) -> None:
@@ -484,14 +492,18 @@ class Engine:
         if self._pipeline is not None:
             raise _of_pipeline("step()")
         self._push()
+        if self._stepping is not None:
+            self._stepping.require_untouched()
         return self._stepped(self._core.step())
 
     def _stepped(self, result: _C.StepResult) -> _C.StepResult:
         if result.boundary:
             self._steps = result.step
             torch.clear_autocast_cache()  # it holds casts of the old values
-        if result.committed and self._scheduler is not None:
-            self._scheduler.step()
+        if result.committed and self._stepping is not None:
+            self._stepping.step()
+        if result.boundary and self._optimizer is not None:
+            self._optimizer.follow_schedule()
         if self._planned is not None:
             self._planned.end_micro_step(result.boundary)
         return result
@@ -659,7 +671,7 @@ class Engine:
     def loss_scale(self) -> float:
         """By which fp16 multiplies the gradients of the next step; 1.0 without fp16. StepResult.loss_scale is that of a
         step."""
-        return self._core.loss_scale
+        return _elsewhere.Value(self._core.loss_scale, "engine.loss_scale")
 
     @property
     def steps(self) -> int:
@@ -869,6 +881,8 @@ class Engine:
         user = json.loads(found["user"]) if found["user"] else {}
         if self._scheduler is not None and user.get("scheduler") is not None:
             self._scheduler.load_state_dict(user["scheduler"])
+            if self._stepping is not None:
+                self._stepping.look()
         if found["user_of_rank"]:
             _state.load_random_state(json.loads(found["user_of_rank"]))
         return _state.Loaded(
@@ -919,11 +933,8 @@ class Engine:
     if not TYPE_CHECKING:  # type checkers know what there is
 
         def __getattr__(self, name: str) -> Any:
-            """Raises AttributeError with a hint if the module has the attribute."""
-            has_it = hasattr(self.__dict__.get("_model"), name)
-            raise AttributeError(
-                f"zeroth.Engine has no {name!r}{f', its module has: engine.module.{name}' if has_it else ''}"
-            )
+            """Raises AttributeError that says where another library's name, or one of the module's, is found here."""
+            raise AttributeError(_elsewhere.missing(name, self.__dict__.get("_model")))
 
 
 def initialize(
@@ -944,7 +955,9 @@ def initialize(
     """Builds an engine and returns DeepSpeed's tuple: (engine, engine.optimizer, None, scheduler). Without a trainable
     parameter, as in a reference model, the optimizer is None. Collective and blocking, as Engine.
 
-    `lr_scheduler`: a function that makes the scheduler from the optimizer; engine.step() steps it after each update.
+    `lr_scheduler`: a function that makes the scheduler from the optimizer; engine.step() steps it after each update,
+    and refuses to go on after a step() by hand. Without it, and with a scheduler in the configuration, the fourth value
+    is a ConfiguredSchedule: it reads that schedule. None without any.
     `config` may also come from `args.deepspeed_config`. `model_parameters`: the `params` of Engine. `world`, `units`,
     `log_level` and `json_log` are those of Engine. The configuration names the optimizer type.
     Raises Error USAGE for optimizer objects, data sets and the other arguments of DeepSpeed; TypeError for unknown
@@ -975,9 +988,13 @@ def initialize(
         log_level=log_level,
         json_log=json_log,
     )
+    scheduler: Any = None
     if lr_scheduler is not None:
-        engine._scheduler = lr_scheduler(engine.optimizer)
-    return engine, engine.optimizer if engine._core.trains else None, None, engine._scheduler
+        scheduler = engine._scheduler = lr_scheduler(engine.optimizer)
+        engine._stepping = _schedule.Stepping(scheduler)
+    elif engine._core.trains and engine._core.has_schedule:
+        scheduler = _schedule.ConfiguredSchedule(engine._core, engine.optimizer)
+    return engine, engine.optimizer if engine._core.trains else None, None, scheduler
 
 
 def _require_weights(weights: Sequence[float] | None, count: int) -> None:

@@ -1,5 +1,6 @@
 """The engine's optimizer, as an object for torch's schedulers."""
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,13 +11,30 @@ from zeroth import _C, _hypers
 __all__ = ["Optimizer"]
 
 
+class _NoState(defaultdict[torch.Tensor, Any]):
+    """`state` of the engine's optimizer: empty, and an error for who looks for a parameter's."""
+
+    def _refuse(self, *_: object) -> Any:
+        raise _C.make_error(
+            "USAGE",
+            "the states of an engine's optimizer are in the engine",
+            where="python.optimizer",
+            which="optimizer.state",
+            hint='engine.full(name, "exp_avg") gives one as a whole tensor, engine.local("exp_avg") this rank\'s parts',
+        )
+
+    __getitem__ = __setitem__ = __contains__ = __iter__ = _refuse
+    get = keys = values = items = pop = setdefault = update = _refuse  # type: ignore[assignment]
+
+
 class Optimizer(torch.optim.Optimizer):
     """`engine.optimizer`, for torch.optim.lr_scheduler and other code that writes to `param_groups`.
 
     Each step takes the hyper-parameters of every group: lr and weight_decay, with betas and eps (AdamW, Adam) or
     momentum, dampening and nesterov (SGD). All ranks must write the same values: otherwise step() raises Error MISMATCH
-    and updates nothing. The engine owns the optimizer state: `state` is empty, step() is engine.step(), and
-    state_dict() and load_state_dict() raise Error USAGE.
+    and updates nothing. Where the configuration has a scheduler, "lr" of each group is the rate of the next update, and
+    is not to be written. The engine owns the optimizer state: looking into `state` raises Error USAGE, step() is
+    engine.step(), and state_dict() and load_state_dict() raise Error USAGE.
     """
 
     def __init__(
@@ -38,6 +56,10 @@ class Optimizer(torch.optim.Optimizer):
         self._kind = kind
         super().__init__([group for _, group in groups], defaults)
         self._taken = [self._hypers(place, group) for place, group in enumerate(self.param_groups)]
+        self._base_rates = [float(group["lr"]) for group in self.param_groups]
+        """of the configuration, which its scheduler multiplies"""
+        self.state = _NoState()
+        self.follow_schedule()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Calls engine.step() and returns its StepResult. Raises Error USAGE for a closure: backward comes first."""
@@ -99,7 +121,9 @@ class Optimizer(torch.optim.Optimizer):
                     got=f"{wanted['lr']}",
                     hint="learning rates have one master: take the scheduler out of the configuration, or leave the groups alone",  # noqa: E501
                 )
-            self._core.set_group(number, wanted)
+            self._core.set_group(
+                number, {**wanted, "lr": self._base_rates[place]} if self._core.has_schedule else wanted
+            )
             self._taken[place] = wanted
 
     def pull(self) -> None:
@@ -108,6 +132,21 @@ class Optimizer(torch.optim.Optimizer):
         for place, (number, group) in enumerate(zip(self._numbers, self.param_groups, strict=True)):
             group.update(hypers[number])
             self._taken[place] = self._hypers(place, group)
+            self._base_rates[place] = float(group["lr"])
+        self.follow_schedule()
+
+    def scheduled_rates(self) -> list[float]:
+        """Learning rates of the next update, one a group."""
+        rates = self._core.learning_rates
+        return [rates[number] for number in self._numbers]
+
+    def follow_schedule(self) -> None:
+        """Where the configuration has a scheduler, `param_groups` get the rates of the next update."""
+        if not self._core.has_schedule:
+            return
+        for place, rate in enumerate(self.scheduled_rates()):
+            self.param_groups[place]["lr"] = rate
+            self._taken[place] = self._hypers(place, self.param_groups[place])
 
     def _hypers(self, place: int, group: dict[str, Any]) -> _hypers.Hypers:
         return _hypers.of_group(group, self._kind, f"group {place}")

@@ -327,8 +327,8 @@ class Lifetime(unittest.TestCase):
         _, engine = make()
         with self.assertRaisesRegex(AttributeError, r"has no 'buffers', its module has: engine\.module\.buffers"):
             engine.buffers()
-        with self.assertRaisesRegex(AttributeError, "has no 'save_checkpoint'$"):
-            engine.save_checkpoint("there")
+        with self.assertRaisesRegex(AttributeError, "has no 'save_everything'$"):
+            engine.save_everything("there")
         self.assertFalse(hasattr(engine, "parameters"))
 
     def test_a_cycle_through_a_hook_is_collected(self) -> None:

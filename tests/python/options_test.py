@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
+import re
+import sys
 import tempfile
 import unittest
 import warnings
@@ -87,6 +89,185 @@ class Configs(unittest.TestCase):
             zeroth.initialize(model=zoo.make("plain"), config=config(), log_level="off", **{name: None})[0].close()
         with self.assertRaisesRegex(TypeError, "unexpected keyword argument 'modle'"):
             zeroth.initialize(model=zoo.make("plain"), modle=None)
+
+
+class Names(unittest.TestCase):
+    """Attributes that DeepSpeed's engine has, and this one under another name or not at all."""
+
+    def test_each_is_an_attribute_error_that_says_where_the_thing_is(self) -> None:
+        for stage in (0, 3):
+            _, engine = make(stage=stage)
+            for name, place in (
+                ("save_checkpoint", r"engine\.save\(folder"),
+                ("load_checkpoint", r"engine\.load\(folder\)"),
+                ("save_16bit_model", r"engine\.export_safetensors\(path\)"),
+                ("module_state_dict", r"engine\.state_dict\(\)"),
+                ("is_gradient_accumulation_boundary", r"result\.boundary"),
+                ("get_global_grad_norm", r"result\.grad_norm"),
+                ("lr_scheduler", r"zeroth\.initialize\(\)"),
+                ("no_sync", "zeroth.reduction_policy"),
+                ("destroy", r"engine\.close\(\)"),
+                ("compile", r"engine\.module\.compile\(\)"),
+            ):
+                with self.assertRaisesRegex(AttributeError, f"^zeroth.Engine has no '{name}': .*{place}"):
+                    getattr(engine, name)
+                self.assertFalse(hasattr(engine, name))
+                self.assertIsNone(getattr(engine, name, None))
+
+    def test_a_place_that_is_a_value_can_be_taken_as_it_stands(self) -> None:
+        sizes = {"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 2}
+        engine = zeroth.Engine(zoo.make("plain"), config(2, **sizes), log_level="off")
+        train(engine, 2)
+        expected: dict[str, object] = {
+            "global_rank": 0,
+            "local_rank": 0,
+            "dp_world_size": 1,
+            "mp_world_size": 1,
+            "train_batch_size": 6,
+            "train_micro_batch_size_per_gpu": 3,
+            "gradient_accumulation_steps": 2,
+            "zero_optimization_stage": 2,
+            "zero_optimization_partition_weights": False,
+            "get_lr": [0.01],
+            "get_mom": (0.9, 0.999),
+            "fp16_enabled": False,
+            "get_data_parallel_rank": 0,
+            "get_sequence_parallel_group": None,
+            "param_names": None,
+        }
+        scope = {"engine": engine, "zeroth": zeroth, "torch": torch}
+        for name, value in expected.items():
+            with self.subTest(name=name):
+                with self.assertRaises(AttributeError) as caught:
+                    getattr(engine, name)
+                expression = str(caught.exception).split(": ", 1)[1].split(", or ")[0]
+                found = eval(expression, scope)
+                if value is not None:
+                    self.assertEqual(found, value)
+        with self.assertRaisesRegex(AttributeError, "engine.steps, which counts"):
+            _ = engine.global_steps
+        self.assertEqual((engine.steps, engine.loss_scale), (1, 1.0))
+        with self.assertRaisesRegex(TypeError, r"engine\.loss_scale is a number"):
+            engine.loss_scale()  # type: ignore[operator]
+
+    def test_what_the_table_names_is_there(self) -> None:
+        """Each attribute of the engine in the texts, and none of the names."""
+        _, engine = make()
+        places = sys.modules["zeroth._elsewhere"]._PLACES
+        self.assertGreater(len(places), 80)
+        for name, place in places.items():
+            self.assertFalse(name in vars(zeroth.Engine), name)
+            for used in re.findall(r"engine\.(\w+)", place):
+                self.assertTrue(hasattr(engine, used), f"{name}: {place}")
+
+    def test_states_of_the_optimizer_are_asked_of_the_engine(self) -> None:
+        model, engine = make()
+        train(engine)
+        for look in (
+            lambda: engine.optimizer.state[model.head.weight],
+            lambda: engine.optimizer.state.get(model.head.weight),
+            lambda: list(engine.optimizer.state.values()),
+            lambda: model.head.weight in engine.optimizer.state,
+            lambda: {**engine.optimizer.state},
+        ):
+            with self.assertRaisesRegex(zeroth.Error, r"which: optimizer\.state; .*engine\.full\(name, \"exp_avg\"\)"):
+                look()
+        self.assertEqual(len(engine.optimizer.state), 0)
+        self.assertEqual(engine.full("head.weight", "exp_avg").shape, model.head.weight.shape)
+
+
+class Results(unittest.TestCase):
+    def test_results_can_be_read(self) -> None:
+        _, engine = make()
+        engine.backward(engine(*BATCH))
+        self.assertRegex(
+            repr(engine.step()),
+            r"^zeroth\.StepResult\(step=1, committed=True, batches=1, grad_norm=\d\.\d+, lr=0\.01\)$",
+        )
+        engine.backward(engine(*BATCH) * float("nan"))
+        result = engine.step()
+        offender = r"zeroth\.FirstOffender\(param='[\w.]+', rank=0, micro_step=0, count=\d+\)"
+        self.assertRegex(repr(result.first_offender), f"^{offender}$")
+        self.assertRegex(
+            repr(result),
+            r"^zeroth\.StepResult\(step=1, committed=False, reason='.+', cause='non-finite', "
+            rf"first_offender={offender}\)$",
+        )
+        accumulating = zeroth.Engine(zoo.make("plain"), config(0, gradient_accumulation_steps=2), log_level="off")
+        self.assertEqual(repr(train(accumulating)), "zeroth.StepResult(boundary=False)")
+
+
+def warmup(stage: int, **more: object) -> dict[str, object]:
+    params = {"warmup_min_lr": 0.0, "warmup_max_lr": 0.4, "warmup_num_steps": 4, "warmup_type": "linear"}
+    return config(stage, scheduler={"type": "WarmupLR", "params": params}, **more)
+
+
+class Schedules(unittest.TestCase):
+    def test_that_of_the_configuration_is_read_and_stepped_by_the_engine(self) -> None:
+        for stage in (0, 3):
+            model = zoo.make("plain")
+            engine, optimizer, _, scheduler = zeroth.initialize(model=model, config=warmup(stage), log_level="off")
+            assert optimizer is not None
+            rates = []
+            for step in range(6):
+                self.assertEqual(scheduler.get_last_lr(), engine.learning_rates)
+                self.assertEqual(scheduler.get_lr(), [group["lr"] for group in optimizer.param_groups])
+                self.assertEqual((scheduler.last_epoch, scheduler.state_dict()), (step, {"last_epoch": step}))
+                rates += scheduler.get_last_lr()
+                self.assertEqual(train(engine).lr, rates[-1])
+            self.assertEqual(rates, sorted(rates))
+            self.assertEqual((len(set(rates)), rates[-1]), (5, 0.4))
+            self.assertIs(scheduler.optimizer, optimizer)
+            with self.assertRaisesRegex(zeroth.Error, r"engine\.step\(\) steps the scheduler.*hint: leave out"):
+                scheduler.step()
+            scheduler.load_state_dict(scheduler.state_dict())
+            with self.assertRaisesRegex(zeroth.Error, r"another step.*expected: 6; got: 3; hint: engine\.load\(path\)"):
+                scheduler.load_state_dict({"last_epoch": 3})
+
+    def test_its_place_is_in_a_checkpoint_and_other_values_of_groups_are_followed(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            engine, optimizer, _, scheduler = zeroth.initialize(
+                model=zoo.make("plain"), config=warmup(3), log_level="off"
+            )
+            assert optimizer is not None
+            train(engine, 2)
+            engine.save(folder)
+            expected = scheduler.get_last_lr()
+            optimizer.param_groups[0]["weight_decay"] = 0.25  # beside a rate that the schedule has set
+            self.assertEqual((train(engine).lr, engine._core.groups[0]["weight_decay"]), (expected[0], 0.25))
+            self.assertEqual(engine._core.groups[0]["lr"], 0.4)
+            optimizer.param_groups[0]["lr"] = 0.5
+            with self.assertRaisesRegex(zeroth.Error, "the configuration has a scheduler"):
+                train(engine)
+            again, _, _, scheduler = zeroth.initialize(model=zoo.make("plain"), config=warmup(0), log_level="off")
+            again.load(folder)
+            self.assertEqual((scheduler.get_last_lr(), scheduler.last_epoch), (expected, 2))
+
+    def test_a_step_by_hand_beside_the_engines_is_refused(self) -> None:
+        for stage in (0, 3):
+            engine, _, _, scheduler = zeroth.initialize(
+                model=zoo.make("plain"),
+                config=config(stage),
+                lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
+                log_level="off",
+            )
+            self.assertEqual([train(engine).lr for _ in range(2)], [0.01, 0.005])
+            scheduler.step()
+            with self.assertRaisesRegex(zeroth.Error, r"beside engine\.step\(\).*which: StepLR; hint: leave out"):
+                train(engine)
+            # Who makes the scheduler steps it.
+            _, engine = make(stage=stage)
+            own = torch.optim.lr_scheduler.StepLR(engine.optimizer, 1, 0.5)
+            rates = []
+            for _ in range(2):
+                rates.append(train(engine).lr)
+                own.step()
+            self.assertEqual(rates, [0.01, 0.005])
+
+    def test_without_any_there_is_none(self) -> None:
+        self.assertIsNone(zeroth.initialize(model=zoo.make("plain"), config=config(), log_level="off")[3])
+        frozen = zoo.make("plain").requires_grad_(False)
+        self.assertEqual(zeroth.initialize(model=frozen, config=warmup(3), log_level="off")[1:], (None, None, None))
 
 
 class Groups(unittest.TestCase):
