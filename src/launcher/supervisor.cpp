@@ -318,9 +318,9 @@ void Supervisor::await_cause() {
   kill_at_ = *terminate_at_ + kTerminateGrace;
 }
 
-/// Those who make room after SIGTERM get the time for it.
+/// Those who make room after SIGTERM, or after Ctrl-C, get the time for it.
 void Supervisor::grant_room() {
-  if (makes_room() && kill_at_ && stop_ == Stop::kSignal && stop_signal_ == SIGTERM)
+  if (makes_room() && kill_at_ && stop_ == Stop::kSignal && (stop_signal_ == SIGTERM || stop_signal_ == SIGINT))
     kill_at_ = stopped_at_ + std::max(options_.grace, options_.preempt_grace);
 }
 

@@ -88,6 +88,20 @@ class Processes(job.RankTest):
         self.assertEqual(len({step for _, step in told}), 1, done.stdout)
         self.assertIn("zeroth-run: preempted: 3 of 3 ranks", done.stderr)
 
+    def test_ctrl_c_lets_the_ranks_end_their_step_and_save(self) -> None:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            job.Family(job.command(2, "trouble_rank.py", "save_at_ctrl_c", folder)) as launcher,
+        ):
+            launcher.wait_for("trains", 2)
+            launcher.process.send_signal(signal.SIGINT)
+            done = launcher.end(60)
+            self.assertEqual(launcher.left.text(), "")
+        self.assertEqual(done.returncode, 75, done.stdout + done.stderr)
+        told = re.findall(r"rank (\d) saved step (\d+) as step-0*(\d+)", done.stdout)
+        self.assertEqual(sorted(rank for rank, _, _ in told), ["0", "1"], done.stdout)
+        self.assertEqual(len({number for _, *numbers in told for number in numbers}), 1, done.stdout)
+
     @tier.long
     def test_a_slow_rank_is_named_within_twenty_steps(self) -> None:
         with job.Family(job.command(3, "trouble_rank.py", "slow")) as family:

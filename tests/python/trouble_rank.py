@@ -168,6 +168,22 @@ def make_room(rank: int) -> None:
             print("trains", flush=True)
 
 
+def save_at_ctrl_c(rank: int, folder: str) -> None:
+    """Until Ctrl-C comes, wherever the ranks are in a step; then they save, which takes longer than a Ctrl-C leaves."""
+    signal.signal(signal.SIGINT, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    engine = zeroth.Engine(zoo.make("plain"), config() | {"zeroth": {"timeout_ms": 20_000, "preemption": True}})
+    while True:
+        time.sleep(0.02 * rank)  # rank 0 waits in its step
+        engine.backward(engine(X, Y))
+        if engine.step().preempted:
+            time.sleep(2.5)
+            path = engine.save(folder)
+            print(f"rank {rank} saved step {engine.steps} as {os.path.basename(path)}", flush=True)
+            sys.exit(zeroth.EXIT_PREEMPTED)
+        if engine.steps == 3:
+            print("trains", flush=True)
+
+
 def slow(rank: int) -> None:
     """Rank 1 takes longer for its batches from step 30 on."""
     engine = zeroth.Engine(zoo.make("plain"), config(), log_level="warning")
@@ -205,5 +221,6 @@ if __name__ == "__main__":
         "forever": forever,
         "preempt": preempt,
         "make_room": make_room,
+        "save_at_ctrl_c": save_at_ctrl_c,
         "slow": slow,
     }[sys.argv[1]](zeroth.World.from_environment().rank, *sys.argv[2:])
