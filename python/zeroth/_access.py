@@ -7,7 +7,7 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
-from zeroth import _C, _boxes
+from zeroth import _C, _boxes, _names
 
 __all__ = ["Local", "Ranks", "Weights", "WeightReport", "full", "items", "load", "local", "names_of", "ranks_of"]
 
@@ -65,17 +65,17 @@ def wants(core: _C.Engine, ranks: Ranks) -> bool:
 
 
 def names_of(model: nn.Module) -> list[str]:
-    """Names of the tensors of state_dict(), in its order. Of parameters that are boxes of one tensor that of it."""
+    """Plain names of the tensors of state_dict(), in its order. Of boxes of one tensor that of it."""
     names: dict[str, None] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
         passing: set[str] = getattr(module, "_non_persistent_buffers_set", set())
         for key, parameter in module._parameters.items():
             if parameter is not None:
-                names[_tensor_name(prefix + key, parameter)] = None
+                names[_names.plain(_tensor_name(prefix + key, parameter))] = None
         for key, tensor in module._buffers.items():
             if tensor is not None and key not in passing:
-                names[prefix + key] = None
+                names[_names.plain(prefix + key)] = None
     return list(names)
 
 
@@ -86,7 +86,8 @@ def _tensor_name(name: str, parameter: nn.Parameter) -> str:
 
 def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     names = set(names_of(model))
-    return {name: tensor for name, tensor in model.named_buffers(remove_duplicate=False) if name in names}
+    found = _names.plain_keys(dict(model.named_buffers(remove_duplicate=False)))
+    return {name: tensor for name, tensor in found.items() if name in names}
 
 
 def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -95,6 +96,7 @@ def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def full(core: _C.Engine, model: nn.Module, name: str, kind: str, ranks: Ranks) -> torch.Tensor | None:
     """Engine.full()."""
+    name = _names.plain(name)
     if kind == "param" and name not in core.aliases and (buffer := _buffers(model).get(name)) is not None:
         return _copy_of(buffer) if wants(core, ranks) else None
     found = core.read_states(kind, [name], ranks_of(ranks), False)
@@ -132,7 +134,10 @@ def load(core: _C.Engine, values: Weights | None, strict: bool) -> WeightReport:
     if core.rank == 0:
         given = values.items() if isinstance(values, Mapping) else values or []
         # A wrong entry of rank 0 is for all ranks to hear, so it goes the way of the others.
-        pairs = [(str(name), tensor if isinstance(tensor, torch.Tensor) else _NO_TENSOR) for name, tensor in given]
+        pairs = [
+            (_names.plain(str(name)), tensor if isinstance(tensor, torch.Tensor) else _NO_TENSOR)
+            for name, tensor in given
+        ]
     missing, unexpected = core.load_state_dict(pairs, strict)
     return WeightReport(missing=missing, unexpected=unexpected)
 

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from zeroth import _C, _boxes
+from zeroth import _C, _boxes, _names
 
 __all__ = ["Initial", "Recording", "deferred", "initial_of", "random_states_of"]
 
@@ -275,7 +275,7 @@ class Initial:
         for module, _ in recordings:
             del module.__dict__[_ATTRIBUTE]
         for name, parameter in named:
-            self._waiting[name] = _boxes.later_of(parameter)
+            self._waiting[_names.plain(name)] = _boxes.later_of(parameter)
             place = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="cpu")
             own = nn.Parameter(place, requires_grad=parameter.requires_grad)
             # The object stays the user's. Weak references to it, as recurrent modules have, are no hindrance, for which
@@ -284,7 +284,7 @@ class Initial:
             self._swapped.append((parameter, own))
 
     def values(self, name: str) -> torch.Tensor | None:
-        """Of a parameter, made now; None for one that has its own."""
+        """Of a parameter with this plain name, made now; None for one that has its own."""
         waiting = self._waiting.get(name)
         if waiting is None:
             return None

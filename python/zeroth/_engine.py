@@ -29,6 +29,8 @@ from zeroth import (
     _ending,
     _guards,
     _hypers,
+    _json_values,
+    _names,
     _place,
     _schedule,
     _state,
@@ -142,19 +144,19 @@ class Engine:
             self._core: _C.Engine = _C.Engine(
                 units=_units.described(model, found),
                 units_hint=_units.suggestion(model, found),
-                parameters=_boxes.own_parameters(model),
+                parameters=[(_names.plain(name), one) for name, one in _boxes.own_parameters(model)],
                 buffers=buffers,
                 groups=hypers,
-                group_of=group_of,
+                group_of=_names.plain_keys(group_of),
                 config=settings,
                 world=world,
                 log_level=log_level,
                 progress_every_s=progress_every_s,
                 json_log=json_log,
-                hooks=_hook_dicts(model),
-                trainable_later=set(later),
+                hooks=_names.plain_keys(_hook_dicts(model)),
+                trainable_later=set(map(_names.plain, later)),
                 initial=None if initial is None else initial.values,
-                boxes=_boxes.of_model(model),
+                boxes=_names.plain_keys(_boxes.of_model(model)),
             )
         except BaseException:
             if initial is not None:
@@ -823,12 +825,11 @@ class Engine:
         once, by a later step(), save() or load(), or by the handle's wait(); that call has changed nothing and can be
         made again. close() and the end of the program finish the save."""
         self._push()
-        user = _state.to_json(
+        user = _json_values.user_text(
             {
                 "client": client_state,
                 "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
-            },
-            "client_state",
+            }
         )
         of_rank = json.dumps(_state.random_state())
         if not async_:
@@ -878,8 +879,8 @@ class Engine:
         torch.clear_autocast_cache()
         if self._optimizer is not None:
             self._optimizer.pull()
-        user = json.loads(found["user"]) if found["user"] else {}
-        if self._scheduler is not None and user.get("scheduler") is not None:
+        user = _json_values.from_json(found["user"], found["path"]) if found["user"] else {}
+        if hypers and self._scheduler is not None and user.get("scheduler") is not None:
             self._scheduler.load_state_dict(user["scheduler"])
             if self._stepping is not None:
                 self._stepping.look()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import nn
 
-from zeroth import _C
+from zeroth import _C, _names
 from zeroth._access import WeightReport
 
 if TYPE_CHECKING:
@@ -73,11 +73,20 @@ def load_pretrained(
 
 
 def _tensors(path: pathlib.Path, rename: Rename, files: contextlib.ExitStack) -> Iterator[tuple[str, torch.Tensor]]:
-    for file in _files_of(path):
-        for name, tensor in _mapped(file, files):
-            new = rename.get(name, name) if isinstance(rename, Mapping) else name if rename is None else rename(name)
-            if new is not None:
-                yield new, tensor
+    found = [pair for file in _files_of(path) for pair in _mapped(file, files)]
+    if isinstance(rename, Mapping):
+        there = {name for name, _ in found}
+        if there.isdisjoint(rename) and there.issuperset(rename.values()):  # the other way round
+            rename = {name: of_module for of_module, name in rename.items()}
+        rename = _by(rename)
+    for name, tensor in found:
+        new = name if rename is None else rename(name)
+        if new is not None:
+            yield _names.plain(new), tensor
+
+
+def _by(names: Mapping[str, str]) -> Callable[[str], str]:
+    return lambda name: names.get(name, name)
 
 
 def _files_of(path: pathlib.Path) -> list[pathlib.Path]:
@@ -156,7 +165,7 @@ def _corrupt(path: pathlib.Path, got: str) -> _C.Error:
 
 
 def _into_module(model: nn.Module, found: Mapping[str, torch.Tensor], strict: bool) -> WeightReport:
-    own = model.state_dict(keep_vars=True)
+    own = _names.plain_keys(model.state_dict(keep_vars=True))
     places: dict[int, list[str]] = {}
     for name, tensor in own.items():
         places.setdefault(id(tensor), []).append(name)

@@ -2,16 +2,13 @@
 
 import base64
 import dataclasses
-import json
 import random
 import sys
 from typing import Any
 
 import torch
 
-from zeroth import _C
-
-__all__ = ["Loaded", "load_random_state", "random_state", "to_json"]
+__all__ = ["Loaded", "load_random_state", "random_state"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,38 +33,6 @@ class Loaded:
     """parameters that the model does not have"""
     skipped: list[str]
     """newer checkpoints that are not whole, with the reason"""
-
-
-def to_json(value: Any, what: str) -> str:
-    """Raises Error USAGE, with the place, for what JSON cannot hold without loss."""
-    try:
-        _require_json(value, what)
-        return json.dumps(value, allow_nan=True)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise _C.make_error(
-            "USAGE",
-            f"{what} cannot be saved",
-            where="python.save",
-            expected="None, numbers, strings, lists and dictionaries with strings as keys",
-            got=str(error),
-            hint="a checkpoint has no pickles; save numbers that make the object again",
-        ) from error
-
-
-def _require_json(value: Any, place: str) -> None:
-    if value is None or isinstance(value, bool | int | float | str):
-        return
-    if isinstance(value, list):
-        for index, item in enumerate(value):
-            _require_json(item, f"{place}[{index}]")
-        return
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise TypeError(f"{place} has the key {key!r}, a {type(key).__name__}")
-            _require_json(item, f"{place}[{key!r}]")
-        return
-    raise TypeError(f"{place} is a {type(value).__name__}")
 
 
 def random_state() -> dict[str, Any]:

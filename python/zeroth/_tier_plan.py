@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from zeroth import _C, _boxes, _units
+from zeroth import _C, _boxes, _names, _units
 from zeroth._config import ConfigLike, to_config
 
 __all__ = ["TierBytes", "TierPlan", "plan_tiers"]
@@ -64,8 +64,10 @@ def plan_tiers(
         places[id(parameter)] = _place_of(parameter) if parameter.is_meta else parameter
     rows, text = _C.preview_tiers(
         units=_units.described(model, found),
-        parameters=[(name, places[id(one)]) for name, one in model.named_parameters(remove_duplicate=False)],
-        boxes=_boxes.of_model(model),
+        parameters=[
+            (_names.plain(name), places[id(one)]) for name, one in model.named_parameters(remove_duplicate=False)
+        ],
+        boxes=_names.plain_keys(_boxes.of_model(model)),
         config=to_config(config),
         rank=rank,
         world=world_size,

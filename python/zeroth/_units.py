@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from torch import nn
 from torch.nn.utils import parametrize
 
-from zeroth import _C
+from zeroth import _C, _names
 from zeroth._tiled import tile_units, uses_of_tiles
 
 __all__ = ["Unit", "described", "find_units", "kind_of", "named_units", "suggestion", "units", "with_tiles"]
@@ -78,9 +78,11 @@ def kind_of(module: nn.Module) -> str:
 
 
 def described(model: nn.Module, found: Mapping[str, nn.Module]) -> list[tuple[str, int, str, int]]:
-    """The units as C++ takes them: path, identity, class, and forwards of a micro-step."""
+    """The units as C++ takes them: plain path, identity, class, and forwards of a micro-step."""
     uses = uses_of_tiles(model)
-    return [(path, id(module), kind_of(module), uses.get(id(module), 1)) for path, module in found.items()]
+    return [
+        (_names.plain(path), id(module), kind_of(module), uses.get(id(module), 1)) for path, module in found.items()
+    ]
 
 
 def suggestion(model: nn.Module, found: Mapping[str, nn.Module]) -> str:

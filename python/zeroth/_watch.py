@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from zeroth import _C
+from zeroth import _C, _names
 
 __all__ = ["Buffer", "Watched", "buffers", "follow", "held"]
 
@@ -15,7 +15,7 @@ Watched = list[tuple[dict[str, Any], tuple[Any, ...] | int]]
 """dictionaries of modules, each with its values, or with the number of its values if these may change"""
 
 Buffer = tuple[dict[str, Any], str, str, torch.Tensor | None, bool]
-"""a buffer: the module's `_buffers` and the key there; its name; the tensor or None; True if it is persistent"""
+"""a buffer: the module's `_buffers` and the key there; its plain name; the tensor or None; True if it is persistent"""
 
 
 def held(model: nn.Module) -> Watched:
@@ -38,7 +38,8 @@ def buffers(model: nn.Module) -> list[Buffer]:
         passing: set[str] = getattr(module, "_non_persistent_buffers_set", set())
         for key, tensor in module._buffers.items():
             holder = module._buffers if isinstance(module._buffers, dict) else {key: tensor}
-            found.append((holder, key, f"{path}.{key}" if path else key, tensor, key not in passing))
+            name = _names.plain(f"{path}.{key}" if path else key)
+            found.append((holder, key, name, tensor, key not in passing))
     return found
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from zeroth import _C
+from zeroth._names import plain, plain_keys
 from zeroth.ckpt.refusals import refused
 
 __all__ = ["NO_GROUP", "WEIGHT", "Contents", "Hypers", "Lazy", "Param", "as_reals", "of_tensor", "weight_of"]
@@ -176,6 +177,14 @@ class Contents:
         except re.error as error:
             raise refused("a rule for names is no regular expression", code="USAGE", got=str(error)) from error
         self.require_unique("USAGE")
+
+    def plain_names(self) -> None:
+        """Names without those of the wrappers of torch.compile(). Raises Error CHECKPOINT where two become one."""
+        for param in self.params:
+            param.name = plain(param.name)
+            param.aliases = [plain(alias) for alias in param.aliases]
+        self.buffers = plain_keys(self.buffers)
+        self.require_unique()
 
     def freeze(self, patterns: Iterable[str]) -> None:
         """Parameters whose names match (as file names do) are frozen: they keep no states but the weight, in the dtype

@@ -58,7 +58,12 @@ def read(
     """What is in a checkpoint of any form, to be read tensor by tensor. `kind`: one of SOURCES; None: found out.
     `param_names`: of the optimizer's parameters in a torch file, in the order of its groups. `model_prefix`: of the
     keys of weights in a DCP. Raises Error CHECKPOINT, USAGE, IO."""
-    path = os.fspath(path)
+    contents = _read(os.fspath(path), kind, param_names, model_prefix)
+    contents.plain_names()
+    return contents
+
+
+def _read(path: str, kind: str | None, param_names: Sequence[str] | None, model_prefix: str | None) -> Contents:
     kind = kind or kind_of(path)
     if kind == "zeroth":
         return open_checkpoint(path).contents()

@@ -1,6 +1,5 @@
 """torch.distributed.checkpoint (DCP), read: the files of any number of ranks. Named as write_dcp() says."""
 
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,6 +7,7 @@ from typing import Any
 
 import torch
 
+from zeroth._json_values import from_json
 from zeroth.ckpt import hypers, optimizer_state
 from zeroth.ckpt.contents import Contents, Lazy, weight_of
 from zeroth.ckpt.facts import KEY, adopt_facts, tied_names
@@ -92,7 +92,7 @@ def _prefix_of(folder: "_Folder", weights: Iterable[str]) -> str:
 def _client_of(value: Any) -> Any:
     """A JSON text, as write_dcp() writes it, or a plain value of others."""
     try:
-        return json.loads(value)
+        return from_json(value, "client_state")
     except (ValueError, TypeError):
         return value
 

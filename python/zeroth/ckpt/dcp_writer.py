@@ -2,7 +2,6 @@
 [...]}}, as torch.distributed.checkpoint.state_dict.get_state_dict() names things; "step", "client_state" as JSON."""
 
 import io
-import json
 import os
 import warnings
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from zeroth._json_values import to_json
 from zeroth.ckpt import hypers, optimizer_state
 from zeroth.ckpt.contents import WEIGHT, Contents, Lazy
 from zeroth.ckpt.facts import KEY, facts_text
@@ -89,7 +89,7 @@ def write_dcp(contents: Contents, folder: str) -> None:
         }
         whole["step"] = contents.step
     if contents.user.get("client") is not None:
-        whole["client_state"] = json.dumps(contents.user["client"])
+        whole["client_state"] = to_json(contents.user["client"], "client_state")
     with new_folder(folder) as temporary, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as it is meant
         save(whole, storage_writer=_Writer(temporary, sync_files=False), planner=_Planner(lazies), no_dist=True)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from zeroth import _C
+from zeroth._json_values import from_json
+from zeroth._names import plain
 from zeroth.ckpt import hypers
 from zeroth.ckpt.contents import WEIGHT, Contents, Hypers, Lazy, Param
 from zeroth.ckpt.dtypes import dtype_of
@@ -32,10 +34,10 @@ class Checkpoint:
         self.path = os.fspath(path)
         self._reader = _C.CheckpointReader(self.path)
         self.manifest = self._reader.manifest
-        self._params = {param.name: param for param in self.manifest.params}
-        self._name_of = {alias: param.name for param in self.manifest.params for alias in param.aliases}
+        self._params = {plain(param.name): param for param in self.manifest.params}
+        self._name_of = {plain(alias): name for name, param in self._params.items() for alias in param.aliases}
         self._name_of |= {name: name for name in self._params}
-        self._states: dict[str, dict[str, _C.CheckpointState]] = {name: {} for name in self._params}
+        self._states: dict[str, dict[str, _C.CheckpointState]] = {param.name: {} for param in self.manifest.params}
         for one in self._reader.ranges():  # what the files have, of every rank
             name, _, state = one.key.rpartition("/")
             if name in self._states and "@" not in state:
@@ -46,12 +48,12 @@ class Checkpoint:
 
     @property
     def names(self) -> list[str]:
-        """Parameters, each once; tied ones by their first name."""
+        """Parameters, each once; tied ones by their first name, all without the wrappers of torch.compile()."""
         return list(self._params)
 
     @property
     def buffers(self) -> list[str]:
-        return [extra.name for extra in self.manifest.extras]
+        return [plain(extra.name) for extra in self.manifest.extras]
 
     @property
     def step(self) -> int:
@@ -84,6 +86,7 @@ class Checkpoint:
 
     def param(self, name: str) -> _C.CheckpointParam:
         """By any of its names. Raises Error USAGE."""
+        name = plain(name)
         if name not in self._name_of:
             raise refused("a checkpoint has no such parameter", code="USAGE", which=f"{self.path}, {name}")
         return self._params[self._name_of[name]]
@@ -106,8 +109,8 @@ class Checkpoint:
     def buffer(self, name: str) -> torch.Tensor:
         """Raises Error USAGE for a name that is not there."""
         for extra in self.manifest.extras:
-            if extra.name == name:
-                return self._read(f"extra/{name}", extra, 0, math.prod(extra.shape)).reshape(extra.shape)
+            if plain(extra.name) == plain(name):
+                return self._read(f"extra/{extra.name}", extra, 0, math.prod(extra.shape)).reshape(extra.shape)
         raise refused("a checkpoint has no such buffer", code="USAGE", which=f"{self.path}, {name}")
 
     def pieces(self, name: str, state: str = WEIGHT, elements: int = 1 << 22) -> Iterator[torch.Tensor]:
@@ -120,14 +123,14 @@ class Checkpoint:
         """All of it, for a target. It reads from this object."""
         params = [
             Param(
-                name=param.name,
+                name=plain(param.name),
                 shape=tuple(param.shape),
                 dtype=dtype_of(param.dtype, f"{self.path}, {param.name}"),
                 states={state: self._lazy(param.name, state) for state in self.states(param.name)},
                 trainable=param.trainable,
                 group=param.group,
                 updates=param.updates,
-                aliases=list(param.aliases),
+                aliases=[plain(alias) for alias in param.aliases],
             )
             for param in self.manifest.params
         ]
@@ -135,7 +138,7 @@ class Checkpoint:
             if WEIGHT not in param.states:
                 raise refused("a parameter of a checkpoint has no weight", which=f"{self.path}, {param.name}")
         buffers = {
-            extra.name: Lazy(
+            plain(extra.name): Lazy(
                 shape=tuple(extra.shape),
                 dtype=dtype_of(extra.dtype, f"{self.path}, {extra.name}"),
                 read=lambda name=extra.name: self.buffer(name),  # type: ignore[misc]
@@ -210,7 +213,7 @@ def _user(manifest: _C.Manifest, path: str) -> dict[str, Any]:
     if not manifest.user:
         return {}
     try:
-        user = json.loads(manifest.user)
+        user = from_json(manifest.user, path)
     except ValueError as error:
         raise refused("what the caller saved is no JSON", which=path, got=str(error)) from error
     return user if isinstance(user, dict) else {"client": user}

@@ -1,11 +1,13 @@
 """What the commands print."""
 
 import dataclasses
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
 
 from zeroth import _C
+from zeroth._json_values import user_text
 from zeroth.ckpt.contents import WEIGHT, Contents
 from zeroth.ckpt.diff import Difference
 from zeroth.ckpt.folder import Entry
@@ -84,7 +86,7 @@ def facts_of(contents: Contents, entry: Entry | None) -> dict[str, Any]:
         "groups": contents.groups,
         "accumulation": contents.accumulation,
         "loss_scaler": contents.loss_scaler,
-        "user": contents.user,
+        "user": json.loads(user_text(contents.user)),
         "params": [
             {
                 "name": param.name,

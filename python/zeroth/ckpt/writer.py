@@ -1,11 +1,11 @@
 """Contents into a checkpoint of Zeroth: one file, committed as engines do it."""
 
-import json
 import os
 
 import torch
 
 from zeroth import _C
+from zeroth._json_values import user_text
 from zeroth._preflight import VERSION
 from zeroth.ckpt import hypers
 from zeroth.ckpt.contents import NO_GROUP, WEIGHT, Contents, Lazy
@@ -54,7 +54,7 @@ def manifest_of(contents: Contents) -> _C.Manifest:
     manifest.configuration = "" if contents.manifest is None else contents.manifest.configuration
     manifest.groups = [hypers.to_json(group) for group in contents.groups]
     manifest.loss_scaler = hypers.scaler_to_json(contents.loss_scaler)
-    manifest.user = json.dumps({"client": None, "scheduler": None, **contents.user})
+    manifest.user = user_text({"client": None, "scheduler": None, **contents.user})
     manifest.user_of_rank = [""]
     params = []
     for param in contents.params:

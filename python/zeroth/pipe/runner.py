@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from zeroth import _C, _cast
+from zeroth import _C, _cast, _names
 from zeroth._activations import ActivationOffload
 from zeroth.parallel._refuse import refuse
 from zeroth.pipe.batches import parts_of, take
@@ -80,20 +80,24 @@ class Runner:
             assert runner is not None
             runner._move(away, chunk, micro_batch)
 
+        own = _names.own_names(done.model)
+        units = [
+            (own.get(path, path), flag, [own.get(name, name) for name in names]) for path, flag, names in core.units
+        ]
         self.core = _C.Pipeline(
             core,
             done.mesh.axis("pp"),
             done.program,
-            units_of_chunks(done, core.units),
+            units_of_chunks(done, units),
             forward,
             done.mesh.axis("tp") if done.sends_slices else None,
-            owners_of_buffers(done),
+            _names.plain_keys(owners_of_buffers(done)),
             forward_alone,
             buffers,
             None if self._tensors is None else move,
             self._tensors,
-            head_of_engine(done, core.units),
-            units_of_tables(done, core.units),
+            head_of_engine(done, units),
+            units_of_tables(done, units),
         )
         again = {action for action in self.core.actions if "RECOMPUTE" in action}
         for action in self.core.actions:
