@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 
@@ -51,6 +52,26 @@ std::string hex_float(double value) {
   return text.data();
 }
 
+std::string shortest_text(double value) {
+  std::array<char, 32> text{};
+  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
+}
+
+std::string unwrapped_name(std::string_view name) {
+  static constexpr std::string_view kCompiled = "_orig_mod";
+  std::string plain;
+  for (std::size_t begin = 0; begin <= name.size();) {
+    const std::size_t end = std::min(name.find('.', begin), name.size());
+    const std::string_view part = name.substr(begin, end - begin);
+    if (part != kCompiled) {
+      if (!plain.empty()) plain += '.';
+      plain += part;
+    }
+    begin = end + 1;
+  }
+  return plain.empty() ? std::string(name) : plain;
+}
+
 std::string nearest_name(std::string_view name, std::span<const std::string> candidates) {
   std::string best;
   std::size_t best_distance = ~std::size_t{0};
@@ -75,6 +96,12 @@ std::string join(std::span<const std::string> parts, std::string_view separator)
     text += part;
   }
   return text;
+}
+
+std::string few(std::span<const std::string> parts) {
+  constexpr std::size_t kMost = 10;
+  const std::string first = join(parts.first(std::min(kMost, parts.size())), ", ");
+  return parts.size() > kMost ? first + " and " + std::to_string(parts.size() - kMost) + " more" : first;
 }
 
 std::string ranks_text(std::vector<int> ranks) {

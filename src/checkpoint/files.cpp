@@ -236,13 +236,30 @@ void KnownFile::read(std::uint64_t offset, std::span<std::byte> into) {
   }
 }
 
+namespace {
+
+struct Closing {
+  int fd;
+  ~Closing() { ::close(fd); }
+};
+
+}  // namespace
+
+std::string read_tail(const std::string& path, std::size_t most) noexcept {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (fd < 0) return "";
+  const Closing closing{fd};
+  struct stat about{};
+  if (::fstat(fd, &about) != 0 || !S_ISREG(about.st_mode)) return "";
+  std::string text(std::min(most, static_cast<std::size_t>(about.st_size)), '\0');
+  const ssize_t count = ::pread(fd, text.data(), text.size(), about.st_size - static_cast<off_t>(text.size()));
+  return count == static_cast<ssize_t>(text.size()) ? text : "";
+}
+
 std::string read_small_file(const std::string& path, std::uint64_t most) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (fd < 0) fail_io("a file of the checkpoint cannot be opened", path);
-  struct Closing {
-    int fd;
-    ~Closing() { ::close(fd); }
-  } closing{fd};
+  const Closing closing{fd};
   struct stat about{};
   if (::fstat(fd, &about) != 0) fail_io("a file of the checkpoint cannot be looked at", path);
   ZR_CHECK(

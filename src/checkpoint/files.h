@@ -102,6 +102,9 @@ class KnownFile {
 /// The whole of a small file, at most `most` bytes. Throws kIo, and kCheckpoint for one that is larger.
 [[nodiscard]] std::string read_small_file(const std::string& path, std::uint64_t most);
 
+/// The last bytes of a file, at most `most`; "" for what cannot be read, and for what is no regular file.
+[[nodiscard]] std::string read_tail(const std::string& path, std::size_t most) noexcept;
+
 /// 16 hexadecimal digits for a save, or for a removal. Throws kResource.
 [[nodiscard]] std::string random_run();
 

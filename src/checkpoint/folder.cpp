@@ -126,23 +126,41 @@ void make_folders(const std::string& folder) {
   for (const fs::path& path : missing) detail::sync_folder(path.parent_path().string());
 }
 
-/// One that is not whole, which no save has left, makes room. A whole one stays: kUsage.
-void make_room(const std::string& checkpoint, const std::string& run) {
+/// One that is not whole, which no save has left, makes room. The manifest of a whole one, which stays.
+std::optional<Manifest> make_room(const std::string& checkpoint, const std::string& run) {
   std::error_code error;
-  if (!fs::exists(fs::symlink_status(checkpoint, error))) return;
+  if (!fs::exists(fs::symlink_status(checkpoint, error))) return {};
   try {
-    (void)read_manifest(checkpoint);
+    return read_manifest(checkpoint);
   } catch (const Error&) {
     const std::string trash = checkpoint + std::string(kTrash) + run;
     if (::rename(checkpoint.c_str(), trash.c_str()) != 0)
       detail::fail_io("a folder that is no checkpoint has the name of one", checkpoint);
     remove_own(trash);
-    return;
+    return {};
   }
+}
+
+/// In what two checkpoints of one step differ, but for the random generators of ranks; "" if in nothing. What wrote
+/// them, and how it was configured, is no state.
+std::string difference(const Manifest& a, const Manifest& b) {
+  const auto names = [](const Manifest& manifest) {
+    std::vector<std::pair<std::string, std::vector<std::int64_t>>> all;
+    for (const CheckpointParam& param : manifest.params) all.emplace_back(param.name, param.shape);
+    return all;
+  };
+  if (names(a) != names(b)) return "a checkpoint of another model";
+  if (a.optimizer != b.optimizer) return "a checkpoint of another optimizer";
+  if (a.world != b.world) return "a checkpoint of another number of ranks";
+  if (a.params != b.params || a.files != b.files || a.base != b.base) return "other weights, states or buffers";
+  if (a.groups != b.groups || a.loss_scaler != b.loss_scaler || a.update != b.update) return "other hyper-parameters";
+  if (a.extras != b.extras || a.accumulation != b.accumulation) return "other buffers or gradients";
+  return a.user == b.user ? "" : "another client_state, or scheduler";
+}
+
+[[noreturn]] void refuse_second(const std::string& checkpoint, const std::string& got, const char* hint) {
   throw Error(ErrorCode::kUsage, "this step has been saved there before",
-              {.where = "checkpoint",
-               .which = checkpoint,
-               .hint = "each engine needs a folder of its own; or remove that checkpoint"});
+              {.where = "checkpoint", .which = checkpoint, .got = got, .hint = hint});
 }
 
 void write_small_file(const std::string& path, const std::string& text, bool synced = true) {
@@ -175,6 +193,25 @@ std::set<std::string> bases_of(const std::vector<CheckpointEntry>& entries, cons
   return bases;
 }
 
+/// `exchange`: what has the name gets the other one. False, with errno, if that could not be.
+bool take_name(const std::string& from, const std::string& name, bool exchange) {
+  const unsigned flags = exchange ? RENAME_EXCHANGE : RENAME_NOREPLACE;
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, name.c_str(), flags) == 0) return true;
+  // A file system without these, as NFS is. A plain rename fails over a folder that has something in it.
+  return errno == EINVAL && !exchange && ::rename(from.c_str(), name.c_str()) == 0;
+}
+
+/// Others of the folder refer to the checkpoint for their frozen weights.
+bool is_referred_to(const std::string& folder, const std::string& checkpoint) {
+  std::error_code error;
+  return fs::exists(fs::path(checkpoint) / kBaseMark, error) &&
+         bases_of(list_checkpoints(folder), {checkpoint}).contains(fs::path(checkpoint).filename().string());
+}
+
+std::pair<std::int64_t, std::int64_t> moment_of(const CheckpointEntry& entry) {
+  return {entry.step, entry.micro_step};
+}
+
 }  // namespace
 
 std::string checkpoint_name(std::int64_t step, std::int64_t micro_step) {
@@ -193,13 +230,22 @@ std::vector<CheckpointEntry> list_checkpoints(const std::string& folder) {
   std::vector<CheckpointEntry> entries;
   for (const std::string& name : names_in(folder)) {
     if (const Moment moment = moment_of(name); moment.step >= 0) {
-      entries.push_back(
-          {.step = moment.step, .micro_step = moment.micro_step, .path = (fs::path(folder) / name).string()});
+      const fs::path path = fs::path(folder) / name;
+      entries.push_back({.step = moment.step,
+                         .micro_step = moment.micro_step,
+                         .commit = commit_in(detail::read_tail((path / kManifestFile).string(), kManifestTail)),
+                         .path = path.string()});
     }
   }
+  const auto torn = std::ranges::partition(entries, [](const auto& entry) { return entry.commit >= 0; });
+  const std::vector<CheckpointEntry> others(torn.begin(), torn.end());
+  entries.erase(torn.begin(), torn.end());
   std::ranges::sort(entries, [](const auto& a, const auto& b) {
-    return std::pair(a.step, a.micro_step) > std::pair(b.step, b.micro_step);
+    return std::pair(a.commit, moment_of(a)) > std::pair(b.commit, moment_of(b));
   });
+  for (const CheckpointEntry& one : others) {
+    entries.insert(std::ranges::find_if(entries, [&](const auto& a) { return moment_of(a) < moment_of(one); }), one);
+  }
   return entries;
 }
 
@@ -242,13 +288,18 @@ void mark_as_base(const std::string& checkpoint) {
   detail::sync_folder(checkpoint);
 }
 
-std::vector<std::string> prune_checkpoints(const std::string& folder, const Retention& retention, bool dry_run) {
+namespace {
+
+/// The one at `spared` stays.
+std::vector<std::string> prune(const std::string& folder, const Retention& retention, bool dry_run,
+                               const std::string& spared) {
   std::vector<std::string> removed;
   if (retention.keep_last <= 0) return removed;
   const std::vector<CheckpointEntry> entries = list_checkpoints(folder);
   std::vector<std::string> old;
-  for (std::size_t index = static_cast<std::size_t>(retention.keep_last); index < entries.size(); ++index) {
-    const CheckpointEntry& entry = entries[index];
+  int newer = 0;  // that are whole
+  for (const CheckpointEntry& entry : entries) {
+    if (entry.commit < 0 || newer++ < retention.keep_last || entry.path == spared) continue;
     if (retention.keep_every > 0 && entry.micro_step == 0 && entry.step % retention.keep_every == 0) continue;
     try {
       (void)read_manifest(entry.path);
@@ -278,15 +329,27 @@ std::vector<std::string> prune_checkpoints(const std::string& folder, const Rete
   return removed;
 }
 
+}  // namespace
+
+std::vector<std::string> prune_checkpoints(const std::string& folder, const Retention& retention, bool dry_run) {
+  return prune(folder, retention, dry_run, "");
+}
+
 PendingCheckpoint::PendingCheckpoint(const std::string& folder, std::int64_t step, std::string run,
-                                     std::int64_t micro_step)
+                                     std::int64_t micro_step, Existing existing)
     : folder_(folder),
       run_(std::move(run)),
       temporary_((fs::path(folder) / (checkpoint_name(step, micro_step) + std::string(kTemporary) + run_)).string()),
-      final_((fs::path(folder) / checkpoint_name(step, micro_step)).string()) {
+      final_((fs::path(folder) / checkpoint_name(step, micro_step)).string()),
+      existing_(existing) {
   make_folders(folder);
-  make_room(final_, run_);
+  if (make_room(final_, run_) && existing == Existing::kRefuse)
+    refuse_second(final_, "a checkpoint", "choose another folder, or another step, or remove that checkpoint");
   remove_leftovers(folder);
+  for (const CheckpointEntry& entry : list_checkpoints(folder)) {
+    if (entry.commit >= 0 && moment_of(entry) > std::pair(step, micro_step))
+      later_.push_back(fs::path(entry.path).filename().string());
+  }
   if (ZR_FAILPOINT_ERRNO("checkpoint.mkdir") || ::mkdir(temporary_.c_str(), 0755) != 0)
     detail::fail_io("a folder for the checkpoint cannot be made", temporary_);
   const std::string lock = (fs::path(temporary_) / detail::kLockFile).string();
@@ -309,20 +372,46 @@ PendingCheckpoint::~PendingCheckpoint() {
   if (lock_ >= 0) ::close(lock_);
 }
 
-void PendingCheckpoint::commit(const std::string& manifest, const Retention& retention) {
-  write_small_file((fs::path(temporary_) / kManifestFile).string(), manifest);
+std::string PendingCheckpoint::commit(Manifest manifest, const Retention& retention) {
+  const std::optional<Manifest> there = make_room(final_, run_);
+  const std::vector<CheckpointEntry> entries = list_checkpoints(folder_);
+  bool is_base = false;
+  if (there) {
+    const std::string other = existing_ == Existing::kRefuse ? "a checkpoint" : difference(*there, manifest);
+    if (existing_ != Existing::kReplace && !other.empty()) {
+      refuse_second(final_, other,
+                    "overwrite = true replaces it; engines that save in one folder need a name each: save(name=)");
+    }
+    const bool is_newest = !entries.empty() && entries.front().path == final_;
+    if (other.empty() && is_newest && there->user_of_rank == manifest.user_of_rank) {
+      (void)prune(folder_, retention, /*dry_run=*/false, final_);
+      return there->run;
+    }
+    is_base = is_referred_to(folder_, final_);
+    if (is_base && !other.empty())
+      refuse_second(final_, other, "later checkpoints refer to it for their frozen weights, so it stays");
+    if (is_base) manifest.run = there->run;  // which they know it by
+  }
+  manifest.commit = 1;
+  for (const CheckpointEntry& entry : entries) manifest.commit = std::max(manifest.commit, entry.commit + 1);
+  if (is_base) mark_as_base(temporary_);
+  write_small_file((fs::path(temporary_) / kManifestFile).string(), to_text(manifest));
   for (const std::string& name : names_in(temporary_)) {
     if (name.ends_with(kMark)) ::unlink((fs::path(temporary_) / name).c_str());
   }
   ::unlink((fs::path(temporary_) / detail::kLockFile).c_str());
   detail::sync_folder(temporary_);
-  if (ZR_FAILPOINT_ERRNO("checkpoint.rename") ||
-      ::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, final_.c_str(), RENAME_NOREPLACE) != 0)
+  if (ZR_FAILPOINT_ERRNO("checkpoint.rename") || !take_name(temporary_, final_, there.has_value()))
     detail::fail_io("the checkpoint cannot be given its name", final_);
   committed_ = true;
   detail::sync_folder(folder_);
+  if (there) {
+    const std::string trash = final_ + std::string(kTrash) + run_;
+    if (::rename(temporary_.c_str(), trash.c_str()) == 0) remove_own(trash);
+  }
   write_latest(folder_, fs::path(final_).filename().string(), run_);
-  (void)prune_checkpoints(folder_, retention);
+  (void)prune(folder_, retention, /*dry_run=*/false, final_);
+  return manifest.run;
 }
 
 }  // namespace zeroth

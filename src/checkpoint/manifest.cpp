@@ -23,11 +23,13 @@ using detail::small_number;
 using detail::whole_number;
 
 constexpr std::string_view kDigestMember = ",\n\"digest\": \"";
+constexpr std::string_view kCommitMember = ",\n \"commit\": ";
 constexpr std::string_view kEnd = "\"}\n";
 constexpr std::size_t kDigits = 16;
 constexpr std::size_t kMostParams = 10'000'000;
 constexpr int kMostRanks = 1 << 20;
 constexpr std::size_t kMostDimensions = 64;
+constexpr std::int64_t kMostCommits = std::int64_t{1} << 53U;
 
 std::string hex(std::uint64_t value) {
   static constexpr char kHex[] = "0123456789abcdef";
@@ -134,10 +136,12 @@ Manifest parse(std::string_view text) {
   manifest.loss_scaler = json.value("loss_scaler", "");
   manifest.accumulation = json.value("accumulation", "");
   manifest.update = json.value("update", "");
+  if (json.contains("commit")) manifest.commit = whole_number(json.at("commit"));
   if (json.contains("base")) manifest.base = base_of(json.at("base"));
   manifest.user = json.at("user");
   manifest.user_of_rank = json.at("user_of_rank").get<std::vector<std::string>>();
-  require(manifest.step >= 0 && manifest.world >= 1 && manifest.world <= kMostRanks, "a number cannot be");
+  require(manifest.step >= 0 && manifest.world >= 1 && manifest.world <= kMostRanks && manifest.commit <= kMostCommits,
+          "a number cannot be");
   const Json& params = json.at("params");
   require(params.is_array() && params.size() <= kMostParams, "there are too many parameters");
   for (const Json& param : params) manifest.params.push_back(param_of(param));
@@ -183,6 +187,7 @@ std::string to_text(const Manifest& manifest) {
   Json files = Json::array();
   for (const CheckpointFile& file : manifest.files) files.push_back(to_json(file));
   json["files"] = std::move(files);
+  if (manifest.commit > 0) json["commit"] = manifest.commit;  // last: commit_in() finds it there
   std::string text;
   try {
     text = json.dump(1, ' ');
@@ -194,6 +199,18 @@ std::string to_text(const Manifest& manifest) {
   while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
   const std::string digest = hex(digest64(text));
   return text + std::string(kDigestMember) + digest + std::string(kEnd);
+}
+
+std::int64_t commit_in(std::string_view tail) {
+  const std::size_t digest = kDigestMember.size() + kDigits + kEnd.size();
+  if (tail.size() < digest || !tail.ends_with(kEnd)) return -1;
+  if (!tail.substr(tail.size() - digest).starts_with(kDigestMember)) return -1;
+  const std::string_view before = tail.substr(0, tail.size() - digest);
+  const std::size_t digits = before.find_last_not_of("0123456789") + 1;
+  if (digits == before.size() || !before.substr(0, digits).ends_with(kCommitMember)) return 0;
+  std::int64_t number = -1;
+  const auto [end, error] = std::from_chars(before.data() + digits, before.data() + before.size(), number);
+  return error == std::errc{} && number <= kMostCommits ? number : -1;
 }
 
 Manifest manifest_of(const std::string& text, const std::string& where) {

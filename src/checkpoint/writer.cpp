@@ -79,7 +79,7 @@ std::string CheckpointWriter::commit(const Retention& retention) {
            {.where = "checkpoint.write", .got = std::to_string(state_->missing) + " bytes are missing"});
   state_->manifest.files = {state_->file->finish()};
   state_->file.reset();
-  state_->pending.commit(to_text(state_->manifest), retention);
+  (void)state_->pending.commit(state_->manifest, retention);
   return state_->pending.final_path();
 }
 

@@ -97,14 +97,14 @@ void BackgroundSave::write_and_commit() {
   for (int rank = 0; rank < terms_.world; ++rank) {
     std::string& outcome = outcomes[static_cast<std::size_t>(rank)];
     outcome = rank == terms_.rank ? write_file() : await_mark(rank, deadline);
-    throw_if_any_failed(outcomes, kNotWritten);
+    throw_if_any_failed(outcomes, kNotWritten, 0, terms_.world);
   }
   for (const std::string& outcome : outcomes) manifest_.files.push_back(files_of(outcome).at(0));
   outcomes[static_cast<std::size_t>(terms_.rank)] = outcome_of_call([this] {
-    pending_->commit(to_text(manifest_), terms_.retention);
+    (void)pending_->commit(manifest_, terms_.retention);
     return Files{};
   });
-  throw_if_any_failed(outcomes, "a checkpoint could not be committed");
+  throw_if_any_failed(outcomes, "a checkpoint could not be committed", 0, terms_.world);
 }
 
 std::string BackgroundSave::write_file() const {
@@ -151,7 +151,7 @@ void BackgroundSave::write_and_await_commit() {
                      {.where = "engine.save", .which = terms_.folder});
     (void)mark_->tell(outcome_text(&full, {}));
   }
-  throw_if_any_failed({outcome}, kNotWritten);
+  throw_if_any_failed({outcome}, kNotWritten, terms_.rank, terms_.world);
   const Deadline deadline(terms_.timeout);
   Milliseconds next{1};
   while (true) {
@@ -165,12 +165,16 @@ void BackgroundSave::write_and_await_commit() {
       case detail::Committer::kEnded:
         break;
     }
-    std::string run;
+    bool there = false;
     try {
-      run = read_manifest(terms_.final_path).run;
+      const Manifest manifest = read_manifest(terms_.final_path);
+      // Of an earlier save, if that has the same state: [Note: The same step again].
+      const auto rank = static_cast<std::size_t>(terms_.rank);
+      there = manifest.run == terms_.run ||
+              (rank < manifest.files.size() && manifest.files[rank] == files_of(outcome).at(0));
     } catch (const Error&) {  // NOLINT(bugprone-empty-catch): there is none
     }
-    ZR_CHECK(run == terms_.run, ErrorCode::kIo, "a checkpoint was given up by the rank that commits",
+    ZR_CHECK(there, ErrorCode::kIo, "a checkpoint was given up by the rank that commits",
              {.where = "engine.save", .who = "rank 0", .which = terms_.final_path});
     return;
   }

@@ -6,9 +6,7 @@
 #include <zeroth/base/text.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
-#include <charconv>
 #include <iterator>
 #include <span>
 #include <string>
@@ -30,12 +28,6 @@ constexpr std::int64_t kSaveEnded = 32;
 constexpr std::int64_t kSaveFailed = 64;
 constexpr std::int64_t kUpdated = 128;
 constexpr unsigned kFlagBits = 8;  // above them: micro-steps without a batch
-
-/// With as many digits as tell it from its neighbours.
-std::string shortest_text(double value) {
-  std::array<char, 32> text{};
-  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
-}
 
 std::size_t has_grad_words(std::size_t params) {
   return (params + kFieldsPerWord - 1) / kFieldsPerWord;

@@ -12,6 +12,7 @@
 #include "engine/texts.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/text.h>
 #include <zeroth/engine/engine.h>
 #include <zeroth/engine/safetensors.h>
 
@@ -20,7 +21,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
-#include <optional>
+#include <memory>
 #include <utility>
 
 namespace zeroth {
@@ -116,10 +117,10 @@ std::string Engine::save(const std::string& folder, const SaveOptions& options) 
     report_failed_save();
     settle_accumulation();
     const std::string run = random_run_name();
-    std::optional<PendingCheckpoint> pending;  // of rank 0
+    std::unique_ptr<PendingCheckpoint> pending;  // of rank 0
     const Json begun = Json::parse(on_first_rank(communicator_, "a checkpoint could not be begun", [&] {
       const CheckpointBase base = base_in(folder, options);
-      pending.emplace(folder, committed_steps_, run, micro_step_);
+      pending = begin_checkpoint(folder, run, options);
       return Json{{"path", pending->path()}, {"base", base.name}, {"base_run", base.run}}.dump();
     }));
     const std::string path = begun.at("path");
@@ -131,14 +132,28 @@ std::string Engine::save(const std::string& folder, const SaveOptions& options) 
       return Files{file.finish()};
     });
     Manifest manifest = make_manifest(options, run, base);
+    std::string known = run;  // to rank 0, which asks for it
     std::string committed = on_first_rank(communicator_, "a checkpoint could not be committed", [&] {
       for (const Files& of_rank : files) manifest.files.push_back(of_rank.at(0));
-      pending->commit(to_text(manifest), options.retention);
+      known = pending->commit(std::move(manifest), options.retention);
       return pending->final_path();
     });
-    if (base.name.empty()) frozen_base_ = {.path = committed, .run = run};
+    if (base.name.empty()) frozen_base_ = {.path = committed, .run = known};
     return committed;
   });
+}
+
+std::unique_ptr<PendingCheckpoint> Engine::begin_checkpoint(const std::string& folder, const std::string& run,
+                                                            const SaveOptions& options) {
+  auto pending = std::make_unique<PendingCheckpoint>(folder, committed_steps_, run, micro_step_,
+                                                     options.overwrite ? Existing::kReplace : Existing::kSame);
+  if (!pending->later().empty() && !std::exchange(told_of_later_, true)) {
+    log_.warn("the folder " + folder + " has checkpoints of later steps than " +
+              std::filesystem::path(pending->final_path()).filename().string() +
+              ", of another run or of one that was rolled back: " + few(pending->later()) +
+              "; load() takes the one that was committed last, and keep_last counts commits");
+  }
+  return pending;
 }
 
 CheckpointBase Engine::base_in(const std::string& folder, const SaveOptions& options) const {
@@ -148,6 +163,7 @@ CheckpointBase Engine::base_in(const std::string& folder, const SaveOptions& opt
   const fs::path path(frozen_base_->path);
   std::error_code error;
   if (!fs::equivalent(path.parent_path(), fs::path(folder), error)) return {};
+  if (path.filename() == checkpoint_name(committed_steps_, micro_step_)) return {};  // it would refer to itself
   try {
     if (read_manifest(path.string()).run != frozen_base_->run) return {};
   } catch (const Error&) {

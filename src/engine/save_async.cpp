@@ -51,7 +51,7 @@ SaveHandle Engine::save_async(const std::string& folder, const SaveOptions& opti
     std::unique_ptr<PendingCheckpoint> pending;  // of rank 0
     const Json begun = Json::parse(on_first_rank(communicator_, "a checkpoint could not be begun", [&] {
       const CheckpointBase base = base_in(folder, options);
-      pending = std::make_unique<PendingCheckpoint>(folder, committed_steps_, run, micro_step_);
+      pending = begin_checkpoint(folder, run, options);
       return Json{{"path", pending->path()},
                   {"final", pending->final_path()},
                   {"run", run},

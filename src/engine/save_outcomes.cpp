@@ -55,23 +55,23 @@ Files files_of(const std::string& outcome) {
   return files;
 }
 
-void throw_if_any_failed(const std::vector<std::string>& outcomes, const char* what) {
+void throw_if_any_failed(const std::vector<std::string>& outcomes, const char* what, int first_rank, int world) {
   std::vector<int> failed;
   for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
-    if (Json::parse(outcomes[rank]).contains("code")) failed.push_back(static_cast<int>(rank));
+    if (Json::parse(outcomes[rank]).contains("code")) failed.push_back(first_rank + static_cast<int>(rank));
   }
   if (failed.empty()) return;
-  const Json first = Json::parse(outcomes[static_cast<std::size_t>(failed.front())]);
+  const Json first = Json::parse(outcomes[static_cast<std::size_t>(failed.front() - first_rank)]);
   throw Error(code_of_slug(first.at("code").get<std::string>()).value_or(ErrorCode::kIo), what,
               {.where = "engine.checkpoint",
-               .who = ranks_text(failed) + " of " + std::to_string(outcomes.size()),
+               .who = ranks_text(failed) + " of " + std::to_string(world),
                .got = first.at("text").get<std::string>()});
 }
 
 std::vector<Files> on_all_ranks(const Communicator& communicator, const char* what,
                                 const std::function<Files()>& work) {
   const std::vector<std::string> outcomes = gather_texts(outcome_of_call(work), communicator);
-  throw_if_any_failed(outcomes, what);
+  throw_if_any_failed(outcomes, what, 0, communicator.size());
   std::vector<Files> files;
   for (const std::string& outcome : outcomes) files.push_back(files_of(outcome));
   return files;
@@ -82,7 +82,7 @@ std::string on_first_rank(const Communicator& communicator, const char* what,
   std::string said;
   if (communicator.rank() == 0) said = outcome_of_call([&] { return Files{{.name = work()}}; });
   said = broadcast_text(std::move(said), 0, communicator);
-  throw_if_any_failed({said}, what);
+  throw_if_any_failed({said}, what, 0, communicator.size());
   return files_of(said).at(0).name;
 }
 

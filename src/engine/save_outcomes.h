@@ -22,8 +22,9 @@ using Files = std::vector<CheckpointFile>;
 /// The files that a rank's text names.
 [[nodiscard]] Files files_of(const std::string& outcome);
 
-/// Throws what the first rank that failed says, on every rank alike. `what`: message of that error.
-void throw_if_any_failed(const std::vector<std::string>& outcomes, const char* what);
+/// Throws what the first rank that failed says, on every rank alike. `outcomes`: of the ranks from `first` on, of so
+/// many of the job. `what`: message of that error.
+void throw_if_any_failed(const std::vector<std::string>& outcomes, const char* what, int first, int world);
 
 /// Collective, blocks. Runs `work` on every rank; throws as above, or returns the files of every rank.
 std::vector<Files> on_all_ranks(const Communicator& communicator, const char* what, const std::function<Files()>& work);

@@ -46,8 +46,9 @@ class Scratch {
   fs::path path_;
 };
 
-/// All calls of a training of two ranks that saves after each step; the folder is new.
-std::vector<FileOp> record(const Scratch& scratch, bool behind, int keep_last) {
+/// All calls of a training of two ranks that saves after each step; the folder is new. `twice`: each checkpoint takes
+/// the place of one of the same step. Acknowledged is the step, times ten, and which of them.
+std::vector<FileOp> record(const Scratch& scratch, bool behind, int keep_last, bool twice = false) {
   fs::create_directories(scratch.at("live"));
   FileRecording recording(scratch.at("live"));
   ToyTraining training;
@@ -58,13 +59,16 @@ std::vector<FileOp> record(const Scratch& scratch, bool behind, int keep_last) {
   training.reports_memory = false;
   const std::string folder = scratch.at("live") + "/runs/a";
   training.after_step = [&](Engine& engine, ToyModel&, const StepResult& result) {
-    const SaveOptions options{.retention = {.keep_last = keep_last}};
-    if (behind) {
-      (void)engine.save_async(folder, options).wait();
-    } else {
-      (void)engine.save(folder, options);
+    for (int time = 1; time <= (twice ? 2 : 1); ++time) {
+      const SaveOptions options{
+          .retention = {.keep_last = keep_last}, .user = std::to_string(time), .overwrite = time == 2};
+      if (behind) {
+        (void)engine.save_async(folder, options).wait();
+      } else {
+        (void)engine.save(folder, options);
+      }
+      if (engine.rank() == 0) recording.acknowledge(result.step * 10 + time);
     }
-    if (engine.rank() == 0) recording.acknowledge(result.step);
   };
   (void)train_toy(training);
   std::vector<FileOp> ops = recording.take();
@@ -92,7 +96,7 @@ std::string fault_of(const std::string& folder, std::int64_t acknowledged) {
     } catch (const Error& error) {
       return std::string("half there: ") + error.what();
     }
-    newest = std::max(newest, manifest.step);
+    newest = std::max(newest, manifest.step * 10 + std::stoi(manifest.user));
   }
   if (newest < acknowledged)
     return "lost: " + std::to_string(acknowledged) + " was acknowledged, " + std::to_string(newest) + " is there";
@@ -138,6 +142,9 @@ TEST(PowerCut, LosesNoAcknowledgedCheckpointAndLeavesNoneHalf) {
       ASSERT_GE(std::ranges::count(ops, FileOp::Kind::kAcknowledge, &FileOp::kind), kSteps);
       EXPECT_EQ(first_fault(scratch, ops, kStates / 6 + 1, seed++), "") << behind << " " << keep_last;
     }
+    const std::vector<FileOp> ops = record(scratch, behind, /*keep_last=*/1, /*twice=*/true);
+    ASSERT_EQ(std::ranges::count(ops, FileOp::Kind::kExchange, &FileOp::kind), kSteps);
+    EXPECT_EQ(first_fault(scratch, ops, kStates / 6 + 1, seed++), "") << behind << " twice";
   }
 }
 

@@ -103,15 +103,17 @@ TEST(SaveAsync, KeepsItsCopyForTheNextAndReportsIt) {
   (void)train_toy(training);
 }
 
-TEST(SaveAsync, AnEarlierOneIsWaitedForByLoadAndTheStepIsSavedOnce) {
+TEST(SaveAsync, AnEarlierOneIsWaitedForByLoadAndTheStepHasOneState) {
   const CheckpointFolder folder;
   ToyTraining training = odd_training(1, 3, DType::kFloat32);
   training.after_step = [&](Engine& engine, ToyModel&, const StepResult& result) {
     (void)engine.save_async(folder.text(), {.retention = {.keep_last = 2}});
     if (result.step != 4) return;
+    const std::string path = engine.save_async(folder.text()).wait();
+    require(read_manifest(path).step == 4, "the same state again");
     try {
-      (void)engine.save_async(folder.text());
-      require(false, "a step was saved twice");
+      (void)engine.save_async(folder.text(), {.user = "1"}).wait();
+      require(false, "another state has taken the place of the first");
     } catch (const Error& error) {
       require(std::string(error.what()).find("has been saved there before") != std::string::npos, error.what());
     }

@@ -61,6 +61,15 @@ class Model {
         move_names(op.path, op.to);
         return;
       }
+      case FileOp::Kind::kExchange: {
+        const NodePtr one = now_.at(op.path);
+        const NodePtr other = now_.at(op.to);
+        parent(op.path).names.push_back({{name(op.path), other}, {name(op.to), one}});
+        move_names(op.path, op.path + "?");
+        move_names(op.to, op.path);
+        move_names(op.path + "?", op.to);
+        return;
+      }
       case FileOp::Kind::kRemove:
         parent(op.path).names.push_back({{name(op.path), nullptr}});
         now_.erase(op.path);

@@ -76,7 +76,10 @@ int rename_to(const char* from, const char* to, unsigned flags) {
   return logged<int>([&] { return static_cast<int>(::syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, flags)); },
                      [&] { return normal(from); },
                      [&](const std::string& where, int) {
-                       return FileOp{.kind = FileOp::Kind::kRename, .path = where, .to = normal(to)};
+                       const bool exchanges = (flags & RENAME_EXCHANGE) != 0;
+                       return FileOp{.kind = exchanges ? FileOp::Kind::kExchange : FileOp::Kind::kRename,
+                                     .path = where,
+                                     .to = normal(to)};
                      });
 }
 

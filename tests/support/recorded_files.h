@@ -17,6 +17,7 @@ struct FileOp {
     kResize,       ///< to `offset` bytes: ftruncate; or at least so many: fallocate
     kSync,         ///< of a file or folder
     kRename,       ///< to `to`
+    kExchange,     ///< of the names `path` and `to`
     kRemove,       ///< of a file or an empty folder
     kAcknowledge,  ///< no call: the program was told that step `offset` is saved
   };

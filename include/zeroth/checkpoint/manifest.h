@@ -13,13 +13,15 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace zeroth {
 
 inline constexpr int kCheckpointFormat = 1;
 inline constexpr const char* kManifestFile = "manifest.json";
-inline constexpr int kNoGroup = -1;  ///< of a parameter whose hyper-parameters nobody knows
+inline constexpr std::size_t kManifestTail = 128;  ///< bytes at the end of a manifest that commit_in() reads
+inline constexpr int kNoGroup = -1;                ///< of a parameter whose hyper-parameters nobody knows
 
 /// A file, with the digest (XXH3, 64 bits) of every MiB.
 struct CheckpointFile {
@@ -61,6 +63,8 @@ struct Manifest {
   std::string version{};  ///< of Zeroth
   std::string run{};      ///< random, one a save
   std::int64_t step = 0;
+  /// Of the folder's commits the how manieth: 1 more than the largest one there. 0: of a Zeroth that counted none.
+  std::int64_t commit = 0;
   int world = 1;
   std::string plan{};
   std::string optimizer{};
@@ -80,6 +84,10 @@ struct Manifest {
 
 /// JSON, with the digest of everything before it as its last member.
 [[nodiscard]] std::string to_text(const Manifest& manifest);
+
+/// Manifest::commit, as the last kManifestTail bytes of the text say it; nothing is compared. -1: they are not the end
+/// of a manifest.
+[[nodiscard]] std::int64_t commit_in(std::string_view tail);
 
 /// `where`: file, for errors. Throws kCheckpoint for a text that is torn, was changed, is of a newer format, or says
 /// what cannot be: sizes and names are checked before anything is made of them.

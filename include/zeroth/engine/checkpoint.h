@@ -33,6 +33,8 @@ struct SaveOptions {
   std::string user_of_rank{};  ///< JSON of this rank: random generators, position in the data
   std::vector<ExtraTensor> extras{};
   Frozen frozen = Frozen::kCopy;
+  /// True: a checkpoint of this step that has another state is replaced; one of them is there at every moment.
+  bool overwrite = false;
   /// Of a save that runs behind: the longest wait for another rank's file. A rank that has ended is noticed at once.
   Milliseconds timeout{1'800'000};
 };

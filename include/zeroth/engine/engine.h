@@ -509,6 +509,9 @@ class Engine {
     std::string run;
   };
   [[nodiscard]] RankFilePlan plan_rank_file(const SaveOptions& options, const CheckpointBase& base);
+  /// On rank 0; warns once of checkpoints of later steps.
+  [[nodiscard]] std::unique_ptr<PendingCheckpoint> begin_checkpoint(const std::string& folder, const std::string& run,
+                                                                    const SaveOptions& options);
   /// On rank 0: the checkpoint in `folder` that a save may refer to, marked as such; none if there is none.
   [[nodiscard]] CheckpointBase base_in(const std::string& folder, const SaveOptions& options) const;
   void each_part(const RankFilePlan& plan, const std::function<void(std::span<const std::byte>)>& write);
@@ -581,6 +584,7 @@ class Engine {
   std::optional<FrozenBase> frozen_base_;
   std::shared_ptr<SaveInFlight> saving_;
   std::string residency_choice_;    ///< see MemoryReport
+  bool told_of_later_ = false;  ///< see begin_checkpoint()
   std::string activation_choice_;   ///< likewise
   bool leads_batch_ = true;         ///< the first rank of those that compute on its batch
   int data_ranks_ = 1;              ///< ranks with batches of their own

@@ -117,6 +117,27 @@ TEST(Join, PutsSeparatorsBetween) {
   EXPECT_EQ(join(std::vector<std::string>{"", "", "x"}, "-"), "--x");
 }
 
+TEST(Few, NamesTenAndCountsTheRest) {
+  std::vector<std::string> parts(10, "x");
+  EXPECT_EQ(few(parts), "x, x, x, x, x, x, x, x, x, x");
+  parts.resize(13, "y");
+  EXPECT_EQ(few(parts), "x, x, x, x, x, x, x, x, x, x and 3 more");
+}
+
+TEST(UnwrappedName, HasNoComponentOfTorchCompile) {
+  EXPECT_EQ(unwrapped_name("_orig_mod.0.weight"), "0.weight");
+  EXPECT_EQ(unwrapped_name("0._orig_mod.1._orig_mod.weight"), "0.1.weight");
+  EXPECT_EQ(unwrapped_name("0._orig_mod"), "0");
+  for (const char* name : {"0.weight", "_orig_mod", "my_orig_mod.weight", "_orig_models.weight", ""})
+    EXPECT_EQ(unwrapped_name(name), name);
+}
+
+TEST(ShortestText, IsDecimalAndTellsNeighboursApart) {
+  EXPECT_EQ(shortest_text(0.1), "0.1");
+  EXPECT_EQ(shortest_text(1e-4), "1e-04");
+  EXPECT_EQ(shortest_text(0.0), "0");
+}
+
 TEST(Digest64, IsXxh3WithSeed) {
   EXPECT_EQ(digest64(""), 0x2d06800538d394c2U);  // published value of XXH3_64bits of nothing
   EXPECT_EQ(digest64("zeroth"), digest64(std::string("zeroth")));

@@ -1,5 +1,6 @@
 // CheckpointWriter and CheckpointReader: logical tensors of one process into files and back, and what is found wrong.
 #include "checkpoint/element_reader.h"
+#include "checkpoint/files.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/checkpoint/folder.h>
@@ -142,6 +143,101 @@ TEST_F(ReaderTest, PruningKeepsTheNewestAndMultiples) {
   EXPECT_THAT(prune_checkpoints(folder_.string(), retention), testing::ElementsAre(path(3), path(1)));
   EXPECT_FALSE(fs::exists(path(3)));
   EXPECT_TRUE(fs::exists(path(2)));
+}
+
+TEST_F(ReaderTest, TheNewestIsTheLastCommitAlsoOfASmallerStep) {
+  for (const std::int64_t step : {4, 6, 3}) (void)write(step);
+  const auto names = [](const fs::path& folder) {
+    std::vector<std::string> all;
+    for (const CheckpointEntry& entry : list_checkpoints(folder.string()))
+      all.push_back(fs::path(entry.path).filename().string());
+    return all;
+  };
+  const std::vector<std::string> expected{checkpoint_name(3), checkpoint_name(6), checkpoint_name(4)};
+  EXPECT_EQ(names(folder_), expected);
+  const fs::path copy = folder_.string() + "-copy";  // made in the order of steps, with other times
+  fs::create_directories(copy);
+  for (const std::int64_t step : {3, 4, 6})
+    fs::copy(folder_ / checkpoint_name(step), copy / checkpoint_name(step), fs::copy_options::recursive);
+  EXPECT_EQ(names(copy), expected);
+  fs::remove_all(copy);
+  // What is torn has the place of its step, and is none of the newest that stay.
+  fs::create_directory(folder_ / checkpoint_name(9));
+  std::ofstream(folder_ / checkpoint_name(9) / kManifestFile) << "{";
+  EXPECT_EQ(names(folder_).front(), checkpoint_name(9));
+  EXPECT_THAT(prune_checkpoints(folder_.string(), {.keep_last = 1}), testing::SizeIs(2));
+  EXPECT_EQ(names(folder_), (std::vector<std::string>{checkpoint_name(9), checkpoint_name(3)}));
+}
+
+TEST_F(ReaderTest, ASaveNeverRemovesWhatItWrote) {
+  for (const std::int64_t step : {4, 6}) (void)write(step);
+  CheckpointWriter writer(folder_.string(), manifest_of_step(3));
+  writer.write(std::vector<std::byte>(15 * 4 + 15 * 8 + 8));
+  const std::string path = writer.commit({.keep_last = 1});
+  EXPECT_EQ(list_checkpoints(folder_.string()).size(), 1U);
+  EXPECT_EQ(read_manifest(path).commit, 3);
+}
+
+TEST_F(ReaderTest, ManifestsWithoutANumberComeAfterThoseThatHaveOne) {
+  Manifest manifest = manifest_of_step(1);
+  manifest.user_of_rank = {""};
+  manifest.files = {{.name = "none"}};
+  for (const std::int64_t commit : {0, 1, 12, 345}) {
+    manifest.commit = commit;
+    const std::string text = to_text(manifest);
+    EXPECT_EQ(commit_in(std::string_view(text).substr(text.size() - kManifestTail)), commit);
+    EXPECT_EQ(manifest_of(text, "here").commit, commit);
+    EXPECT_EQ(commit_in(std::string_view(text).substr(0, text.size() - 1)), -1);
+  }
+  (void)write(2);
+  manifest.commit = 0;
+  manifest.step = 7;
+  fs::create_directory(folder_ / checkpoint_name(7));
+  std::ofstream(folder_ / checkpoint_name(7) / kManifestFile) << to_text(manifest);
+  EXPECT_EQ(list_checkpoints(folder_.string()).front().step, 2);
+}
+
+/// A save of one file, as the rank that commits makes it; returns the run of what is there then.
+std::string save_again(const std::string& folder, Existing existing, const std::string& content, const char* user,
+                       const char* of_rank, const char* run) {
+  PendingCheckpoint pending(folder, 5, run, 0, existing);
+  detail::NewFile file((fs::path(pending.path()) / rank_file_name(0)).string(), content.size());
+  file.write(std::as_bytes(std::span(content)));
+  Manifest manifest{.version = "1", .run = run, .step = 5, .plan = "none", .user = user, .user_of_rank = {of_rank}};
+  manifest.files = {file.finish()};
+  return pending.commit(std::move(manifest), {.keep_last = 1});
+}
+
+TEST_F(ReaderTest, TheSameStepAgain) {
+  const std::string folder = folder_.string();
+  EXPECT_EQ(save_again(folder, Existing::kSame, "abc", "1", "x", "one"), "one");
+  EXPECT_EQ(save_again(folder, Existing::kSame, "abc", "1", "x", "two"), "one") << "the same state stays";
+  EXPECT_EQ(save_again(folder, Existing::kSame, "abc", "1", "y", "three"), "three") << "other random generators";
+  for (const char* user : {"1", "2"}) {
+    const char* content = *user == '1' ? "abd" : "abc";
+    EXPECT_EQ(code_of([&] { (void)save_again(folder, Existing::kSame, content, user, "y", "four"); }),
+              ErrorCode::kUsage);
+    EXPECT_EQ(code_of([&] { (void)save_again(folder, Existing::kRefuse, content, user, "y", "four"); }),
+              ErrorCode::kUsage);
+    EXPECT_EQ(read_manifest((folder_ / checkpoint_name(5)).string()).run, "three");
+  }
+  EXPECT_EQ(save_again(folder, Existing::kReplace, "abd", "2", "y", "five"), "five");
+  EXPECT_EQ(fs::file_size(folder_ / checkpoint_name(5) / rank_file_name(0)), 3U);
+  EXPECT_EQ(read_manifest((folder_ / checkpoint_name(5)).string()).user, "2");
+  // One that others refer to keeps its place, and its name for them.
+  mark_as_base((folder_ / checkpoint_name(5)).string());
+  Manifest later = manifest_of_step(6);
+  later.base = {.name = checkpoint_name(5), .run = "five"};
+  CheckpointWriter writer(folder, later);
+  writer.write(std::vector<std::byte>(15 * 4 + 15 * 8 + 8));
+  (void)writer.commit({});
+  EXPECT_EQ(code_of([&] { (void)save_again(folder, Existing::kReplace, "x", "2", "y", "six"); }), ErrorCode::kUsage);
+  EXPECT_EQ(save_again(folder, Existing::kSame, "abd", "2", "z", "seven"), "five");
+  EXPECT_EQ(list_checkpoints(folder).front().step, 5) << "the last commit";
+  EXPECT_EQ(list_checkpoints(folder).size(), 1U);
+  int names = 0;
+  for ([[maybe_unused]] const auto& entry : fs::directory_iterator(folder_)) ++names;
+  EXPECT_EQ(names, 2) << "one checkpoint, and LATEST";
 }
 
 TEST(Coverage, EveryElementIsCounted) {
