@@ -64,6 +64,7 @@ void bind_manifest(py::module_& module) {
       .def_readwrite("version", &Manifest::version)
       .def_readonly("run", &Manifest::run)
       .def_readwrite("step", &Manifest::step)
+      .def_readonly("commit", &Manifest::commit)
       .def_readonly("world", &Manifest::world)
       .def_readwrite("plan", &Manifest::plan)
       .def_readwrite("optimizer", &Manifest::optimizer)

@@ -418,13 +418,14 @@ std::pair<std::map<std::string, TierTuple>, std::string> preview_tiers(
 }
 
 SaveOptions save_options(const std::string& user, const std::string& user_of_rank, int keep_last, int keep_every,
-                         const std::string& frozen) {
+                         bool overwrite, const std::string& frozen) {
   ZR_CHECK(frozen == "copy" || frozen == "once", ErrorCode::kUsage, "there is no such way to save frozen weights",
            {.where = "python.save", .which = "frozen", .expected = "\"copy\" or \"once\"", .got = frozen});
   return {.retention = {.keep_last = keep_last, .keep_every = keep_every},
           .user = user,
           .user_of_rank = user_of_rank,
-          .frozen = frozen == "once" ? Frozen::kOnce : Frozen::kCopy};
+          .frozen = frozen == "once" ? Frozen::kOnce : Frozen::kCopy,
+          .overwrite = overwrite};
 }
 
 const char* name_of(Next next) {
@@ -650,33 +651,34 @@ void bind_engine(py::module_& module) {
       .def(
           "save",
           [](Engine& self, const std::string& folder, const std::string& user, const std::string& user_of_rank,
-             int keep_last, int keep_every, const std::string& frozen) {
+             int keep_last, int keep_every, const std::string& frozen, bool overwrite) {
             self.refresh_buffers();
             const py::gil_scoped_release no_gil;
-            return self.base().save(folder, save_options(user, user_of_rank, keep_last, keep_every, frozen));
+            return self.base().save(folder, save_options(user, user_of_rank, keep_last, keep_every, overwrite, frozen));
           },
           py::arg("folder"), py::arg("user"), py::arg("user_of_rank"), py::arg("keep_last"), py::arg("keep_every"),
-          py::arg("frozen"))
+          py::arg("frozen"), py::arg("overwrite"))
       .def(
           "save_async",
           [](Engine& self, const std::string& folder, const std::string& user, const std::string& user_of_rank,
-             int keep_last, int keep_every, const std::string& frozen) {
+             int keep_last, int keep_every, const std::string& frozen, bool overwrite) {
             self.refresh_buffers();
             const py::gil_scoped_release no_gil;
-            return self.base().save_async(folder, save_options(user, user_of_rank, keep_last, keep_every, frozen));
+            return self.base().save_async(folder,
+                                          save_options(user, user_of_rank, keep_last, keep_every, overwrite, frozen));
           },
           py::arg("folder"), py::arg("user"), py::arg("user_of_rank"), py::arg("keep_last"), py::arg("keep_every"),
-          py::arg("frozen"))
+          py::arg("frozen"), py::arg("overwrite"))
       .def(
           "load",
-          [](Engine& self, const std::string& path, bool strict, bool if_any,
+          [](Engine& self, const std::string& path, bool strict, bool if_any, bool hypers,
              const std::map<std::string, std::string>& names) {
             self.drop_forwards();
             self.refresh_buffers();
             LoadReport report;
             {
               const py::gil_scoped_release no_gil;
-              report = self.base().load(path, {.strict = strict, .if_any = if_any, .names = names});
+              report = self.base().load(path, {.strict = strict, .if_any = if_any, .hypers = hypers, .names = names});
             }
             py::dict found;
             found["path"] = report.path;
@@ -690,7 +692,7 @@ void bind_engine(py::module_& module) {
             found["skipped"] = report.skipped;
             return found;
           },
-          py::arg("path"), py::arg("strict"), py::arg("if_any"), py::arg("names"))
+          py::arg("path"), py::arg("strict"), py::arg("if_any"), py::arg("hypers"), py::arg("names"))
       .def("export_safetensors",
            [](Engine& self, const std::string& path) {
              self.refresh_buffers();

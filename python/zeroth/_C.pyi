@@ -133,6 +133,9 @@ class Manifest:
     @property
     def run(self) -> str: ...
     @property
+    def commit(self) -> int:
+        """how manieth of its folder's commits; 0 if none was counted"""
+    @property
     def world(self) -> int: ...
     @property
     def files(self) -> list[CheckpointFile]: ...
@@ -261,7 +264,7 @@ class SafetensorsWriter:
     def commit(self) -> None: ...
 
 def list_checkpoints(folder: str) -> list[tuple[int, str]]:
-    """Step and path of each, newest first; they have not been looked into. Raises Error IO."""
+    """Step and path of each, the last commit first; they have not been looked into. Raises Error IO."""
 
 def read_manifest(checkpoint: str) -> Manifest:
     """Raises Error CHECKPOINT, IO."""
@@ -986,11 +989,27 @@ class Engine:
     def average(self, value: float, name: str = "") -> float: ...
     def barrier(self, name: str = "") -> None: ...
     def export_safetensors(self, path: str) -> None: ...
-    def save(self, folder: str, user: str, user_of_rank: str, keep_last: int, keep_every: int, frozen: str) -> str: ...
+    def save(
+        self,
+        folder: str,
+        user: str,
+        user_of_rank: str,
+        keep_last: int,
+        keep_every: int,
+        frozen: str,
+        overwrite: bool,
+    ) -> str: ...
     def save_async(
-        self, folder: str, user: str, user_of_rank: str, keep_last: int, keep_every: int, frozen: str
+        self,
+        folder: str,
+        user: str,
+        user_of_rank: str,
+        keep_last: int,
+        keep_every: int,
+        frozen: str,
+        overwrite: bool,
     ) -> SaveHandle: ...
-    def load(self, path: str, strict: bool, if_any: bool, names: Mapping[str, str]) -> dict[str, Any]: ...
+    def load(self, path: str, strict: bool, if_any: bool, hypers: bool, names: Mapping[str, str]) -> dict[str, Any]: ...
     def memory_report(self) -> MemoryReport: ...
     def transfer_report(self) -> TransferReport: ...
     def trace_transfers(self, on: bool) -> None: ...

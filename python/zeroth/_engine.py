@@ -27,6 +27,7 @@ from zeroth import (
     _deferred,
     _elsewhere,
     _ending,
+    _folders,
     _guards,
     _hypers,
     _json_values,
@@ -779,10 +780,12 @@ class Engine:
         self,
         folder: str | os.PathLike[str],
         *,
+        name: str = "",
         client_state: Any = None,
         keep_last: int = 0,
         keep_every: int = 0,
         frozen: Literal["copy", "once"] = "copy",
+        overwrite: bool = False,
         async_: Literal[False] = False,
     ) -> str: ...
     @overload
@@ -790,20 +793,24 @@ class Engine:
         self,
         folder: str | os.PathLike[str],
         *,
+        name: str = "",
         client_state: Any = None,
         keep_last: int = 0,
         keep_every: int = 0,
         frozen: Literal["copy", "once"] = "copy",
+        overwrite: bool = False,
         async_: Literal[True],
     ) -> _C.SaveHandle: ...
     def save(
         self,
         folder: str | os.PathLike[str],
         *,
+        name: str = "",
         client_state: Any = None,
         keep_last: int = 0,
         keep_every: int = 0,
         frozen: Literal["copy", "once"] = "copy",
+        overwrite: bool = False,
         async_: bool = False,
     ) -> str | _C.SaveHandle:
         """Writes a checkpoint of this step into `folder` and returns its path. Collective and blocking; after step(),
@@ -811,19 +818,27 @@ class Engine:
 
         It holds all states of the engine (weights, masters, optimizer states, update counts, hyper-parameters), the
         module's persistent buffers and the scheduler of zeroth.initialize() as rank 0 has them, the random generators
-        of every rank (torch, random, NumPy), after micro-steps the sums of their gradients, and `client_state`:
-        numbers, strings, lists and dictionaries of rank 0. When it returns, the checkpoint is on the disk. A save that
-        is interrupted leaves the earlier ones as they were. `keep_last`: removes all but so many of the newest
-        checkpoints of the folder, 0 none; `keep_every`: but not those of steps that are multiples of it. `frozen`:
-        "once" writes parameters that never train into the folder's first checkpoint alone, and later ones refer to it,
-        so that those of an adapter (LoRA) are small; retention keeps what is referred to. Raises Error on all ranks:
-        IO; USAGE between a backward and its step(), for a step that was saved there before, or for a `client_state`
-        that JSON cannot hold.
+        of every rank (torch, random, NumPy), after micro-steps the sums of their gradients, and `client_state` of rank
+        0: None, numbers, strings, bytes, scalars of NumPy, and lists, tuples, sets, dictionaries, Counter, OrderedDict,
+        defaultdict and deque of these, which come back with their types. Names of a compiled model are those of the
+        model that was compiled. When it returns, the checkpoint is on the disk. A save that is interrupted leaves the
+        earlier ones as they were.
+
+        `name`: a folder inside of `folder`, for each of several engines of a program; load() takes the same.
+        `keep_last`: removes all but so many of the folder's checkpoints, those that were committed last, 0 none;
+        `keep_every`: but not those of steps that are multiples of it. `frozen`: "once" writes parameters that never
+        train into the folder's first checkpoint alone, and later ones refer to it, so that those of an adapter (LoRA)
+        are small; retention keeps what is referred to. `overwrite`: a checkpoint of this step that has another state is
+        replaced; at every moment one of them is there. One that has the same state needs no `overwrite`.
+        Raises Error on all ranks: IO; USAGE between a backward and its step(), for another state of a step that was
+        saved there before, for a folder in which another open engine of this program saves, or for a `client_state`
+        that cannot be kept, with its place.
 
         `async_`: if True, it waits only for a copy of this rank's part in memory of the host, and for an earlier such
         save, and returns a SaveHandle; the rest follows behind the training. What fails then is raised on all ranks,
         once, by a later step(), save() or load(), or by the handle's wait(); that call has changed nothing and can be
         made again. close() and the end of the program finish the save."""
+        place = _folders.place_of(self, folder, name)
         self._push()
         user = _json_values.user_text(
             {
@@ -833,8 +848,8 @@ class Engine:
         )
         of_rank = json.dumps(_state.random_state())
         if not async_:
-            return self._core.save(os.fspath(folder), user, of_rank, keep_last, keep_every, frozen)
-        handle = self._core.save_async(os.fspath(folder), user, of_rank, keep_last, keep_every, frozen)
+            return self._core.save(place, user, of_rank, keep_last, keep_every, frozen, overwrite)
+        handle = self._core.save_async(place, user, of_rank, keep_last, keep_every, frozen, overwrite)
         _ending.finish_at_exit(handle)
         return handle
 
@@ -843,8 +858,10 @@ class Engine:
         self,
         path: str | os.PathLike[str],
         *,
+        name: str = "",
         strict: bool = True,
         if_any: Literal[False] = False,
+        hypers: bool = True,
         rename: Mapping[str, str] | None = None,
     ) -> _state.Loaded: ...
     @overload
@@ -852,27 +869,40 @@ class Engine:
         self,
         path: str | os.PathLike[str],
         *,
+        name: str = "",
         strict: bool = True,
         if_any: Literal[True],
+        hypers: bool = True,
         rename: Mapping[str, str] | None = None,
     ) -> _state.Loaded | None: ...
     def load(
         self,
         path: str | os.PathLike[str],
         *,
+        name: str = "",
         strict: bool = True,
         if_any: bool = False,
+        hypers: bool = True,
         rename: Mapping[str, str] | None = None,
     ) -> _state.Loaded | None:
         """Brings everything that save() wrote. Collective and blocking; between steps. `path`: a checkpoint, or a
-        folder with checkpoints, of which the newest whole one is taken. Any number of ranks and any ZeRO stage may have
-        written it; random generators come back if as many ranks did, and one from between micro-steps goes on with as
-        many ranks and the same accumulation. `strict`: if False, what the checkpoint lacks
-        keeps its values, and what it has beyond the model is left out; Loaded lists both. `if_any`: if True, a
-        folder without any checkpoint is no error, and the result None. `rename`: names of the model's parameters and
-        buffers, each with the one that it has in the checkpoint. Raises Error on all ranks, with nothing changed:
-        CHECKPOINT for one that is torn, corrupt or of another model; IO; USAGE."""
-        found = self._core.load(os.fspath(path), strict, if_any, dict(rename or {}))
+        folder with checkpoints, of which the whole one that was committed last is taken. `name`: that of save(). Any
+        number of ranks and any ZeRO stage may have written it; random generators come back if as many ranks did, and
+        one from between micro-steps goes on with as many ranks and the same accumulation.
+
+        `strict`: if False, what the checkpoint lacks keeps its values, and what it has beyond the model is left out;
+        Loaded lists both. It must have at least one parameter of the model. `if_any`: if True, a folder without any
+        checkpoint is no error, and the result None. `hypers`: if False, learning rates and all other hyper-parameters
+        stay as they are here, and the scheduler of zeroth.initialize() too; else those that change are logged. Those of
+        another optimizer are never taken. `rename`: names in the checkpoint, each with the one of the model's parameter
+        or buffer, as load_pretrained() has it; the other way round is taken where all of its first names are the
+        model's, and not all of the second.
+        Raises Error on all ranks, with nothing changed: CHECKPOINT for one that is torn, corrupt, of another model or
+        optimizer, or of other parameter groups; IO; USAGE."""
+        if not hypers:
+            self._push()
+        place = _folders.inside(folder=path, name=name)
+        found = self._core.load(place, strict, if_any, hypers, dict(rename or {}))
         if not found["path"]:
             return None
         self._steps = found["step"]
@@ -911,6 +941,7 @@ class Engine:
         Otherwise, and if an engine is dropped without close(), the values are gone: reading a parameter is an error
         with its name. Raises Error MODEL, with the engine closed, if parameters of the module were replaced."""
         self._core.close(keep_parameters=keep_parameters)
+        _folders.leave(self)
         if self._planned is not None:
             self._planned.detach()
         self._world = None

@@ -26,6 +26,7 @@ out"""
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+MANIFEST = "manifest.json"
 
 _DTYPES = {
     "F64": torch.float64,
@@ -54,8 +55,9 @@ def load_pretrained(
 
     Into an engine, at every stage: masters and parameters, converted between floating-point dtypes; moments stay. Files
     are mapped, and each rank reads the elements that it keeps, so all ranks must see the files. Collective and blocking
-    then, between steps. `rename`: names in the files as names of the module. `strict`: names that are missing or too
-    many are an error; else the report lists them. A tied weight may be there under any of its names.
+    then, between steps. `rename`: names in the files, each with the one of the module, as Engine.load() has it; the
+    other way round is taken where no name of the files is a first one. `strict`: names that are missing or too many are
+    an error; else the report lists them. A tied weight may be there under any of its names.
     Raises Error, on all ranks and with nothing changed: IO for files that are missing, cut or corrupt; MODEL for
     another model, shape or dtype; MISMATCH if ranks read other files; USAGE in the middle of a step."""
     with contextlib.ExitStack() as files:
@@ -104,12 +106,15 @@ def _files_of(path: pathlib.Path) -> list[pathlib.Path]:
         return [path / name for name in names]
     if (path / SINGLE).is_file():
         return [path / SINGLE]
+    of_zeroth = (path / MANIFEST).is_file() or any(path.glob(f"step-*/{MANIFEST}"))
     raise _C.make_error(
         "IO",
         "there are no weights",
         where="python.load_pretrained",
         which=str(path),
         expected=f"a safetensors file, or a folder with {SINGLE} or {INDEX}",
+        got="a checkpoint of Zeroth" if of_zeroth else "neither",
+        hint="engine.load(path) loads it; zeroth ckpt convert --to hf makes such a folder of it" if of_zeroth else "",
     )
 
 

@@ -171,7 +171,8 @@ void Engine::read_accumulation(StatesRead& read, LoadReport& report, const LoadO
     return;
   }
   read.micro_step = there.micro_step;
-  const std::set<std::string> has_grad(there.has_grad.begin(), there.has_grad.end());
+  std::set<std::string> has_grad;
+  for (const std::string& name : there.has_grad) has_grad.insert(unwrapped_name(name));
   for (const ParamSpec& spec : layout_.params)
     read.has_grad.push_back(has_grad.contains(options.name_there(spec.tensor_name())));
   for (std::size_t number = 0; number < groups_.size(); ++number) {

@@ -41,12 +41,40 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
   return "[" + join(extents, ", ") + "]";
 }
 
-/// The first few of a list, for an error.
-std::string few(const std::vector<std::string>& names) {
-  constexpr std::size_t kMost = 10;
-  const std::vector<std::string> first(names.begin(),
-                                       names.begin() + static_cast<std::ptrdiff_t>(std::min(kMost, names.size())));
-  return join(first, ", ") + (names.size() > kMost ? " and " + std::to_string(names.size() - kMost) + " more" : "");
+/// "NAME/STATE", "extra/NAME", with the plain name.
+std::string plain_key(const std::string& key) {
+  if (key.find("_orig_mod") == std::string::npos) return key;
+  if (key.starts_with(detail::kExtraKey))
+    return detail::kExtraKey + unwrapped_name(key.substr(std::string_view(detail::kExtraKey).size()));
+  const std::size_t slash = std::min(key.rfind('/'), key.size());
+  return unwrapped_name(key.substr(0, slash)) + key.substr(slash);
+}
+
+/// Takes the names of wrappers away that torch.compile() makes: earlier checkpoints have them. True if there were any.
+bool take_wrappers_away(Manifest& manifest) {
+  bool any = false;
+  const auto unwrap = [&any](std::string& name) {
+    std::string plain = unwrapped_name(name);
+    any = any || plain != name;
+    name = std::move(plain);
+  };
+  for (CheckpointParam& param : manifest.params) {
+    unwrap(param.name);
+    std::ranges::for_each(param.aliases, unwrap);
+  }
+  for (CheckpointState& extra : manifest.extras) unwrap(extra.name);
+  return any;
+}
+
+/// Other names of tied weights of the checkpoint become the ones that it keeps them under.
+void name_as_there(LoadOptions& options, const Manifest& manifest) {
+  std::map<std::string, std::string> names;
+  for (const CheckpointParam& param : manifest.params) {
+    for (const std::string& alias : param.aliases) names[alias] = param.name;
+  }
+  for (auto& [_, there] : options.names) {
+    if (const auto found = names.find(there); found != names.end()) there = found->second;
+  }
 }
 
 /// Names that any rank has, each once, in the order of the ranks. Collective, blocks.
@@ -63,7 +91,9 @@ std::vector<std::string> on_any_rank(const std::vector<std::string>& own, const 
 
 }  // namespace
 
-LoadReport Engine::load(const std::string& path, const LoadOptions& options) {
+LoadReport Engine::load(const std::string& path, const LoadOptions& given) {
+  LoadOptions options = given;
+  for (auto& [_, there] : options.names) there = unwrapped_name(there);
   require_between_steps("engine.load");
   require_own_weights("load()");
   return together([&] {
@@ -84,16 +114,21 @@ LoadReport Engine::load(const std::string& path, const LoadOptions& options) {
 
     // First everything is read and compared, then everything is changed, on all ranks or on none.
     StatesRead read;
+    bool unwrapped = false;
     (void)on_all_ranks(communicator_, "a checkpoint could not be loaded, and nothing was changed", [&] {
       report.manifest = read_manifest(report.path);
+      unwrapped = take_wrappers_away(report.manifest);
+      name_as_there(options, report.manifest);
       read = read_states(report, options);
       return Files{};
     });
+    require_any_parameter(report.manifest, report.path, options);
+    settle_hypers(read, report, options);
     report.missing = on_any_rank(report.missing, communicator_);
     take_states(read, report.manifest);
     const Manifest& taken = report.manifest;
     frozen_base_.reset();
-    if (report.missing.empty() && options.names.empty()) {
+    if (report.missing.empty() && options.names.empty() && !unwrapped) {
       frozen_base_ = {.path = taken.base.name.empty() ? report.path : base_path(report.path, taken),
                       .run = taken.base.name.empty() ? taken.run : taken.base.run};
     }
@@ -123,42 +158,98 @@ LoadReport Engine::choose_checkpoint(const std::string& path, const LoadOptions&
     }
   }
   if (options.if_any && report.skipped.empty()) return report;
+  std::vector<std::string> inside;  // saves of engines that have names
+  for (fs::directory_iterator at(path, error); !error && at != fs::directory_iterator(); at.increment(error)) {
+    if (at->is_directory(error) && !list_checkpoints(at->path().string()).empty())
+      inside.push_back(at->path().filename().string());
+  }
+  std::ranges::sort(inside);
   throw Error(ErrorCode::kCheckpoint, "there is no checkpoint",
               {.where = "engine.load",
                .which = path,
                .expected = "a checkpoint, or a folder with checkpoints",
-               .got = report.skipped.empty() ? "none" : zeroth::join(report.skipped, "; ")});
+               .got = report.skipped.empty() ? "none" : zeroth::join(report.skipped, "; "),
+               .hint = inside.empty() ? "" : "there are some in folders inside of it: " + few(inside)});
 }
 
-/// A group gets the hyper-parameters that its parameters had: groups may be numbered in another way there. Where they
-/// had none (weights from elsewhere) it keeps its own.
-std::vector<GroupHyper> Engine::hypers_of(const Manifest& manifest,
-                                          const std::map<std::string, const CheckpointParam*>& params,
-                                          const std::string& path, const LoadOptions& options) const {
-  std::vector<GroupHyper> groups = settings_.groups;
-  std::vector<int> theirs(groups.size(), -1);
+void Engine::require_optimizer_of(const Manifest& manifest, const std::string& path, const LoadOptions& options) const {
+  const std::string own(optimizer_->name());
+  const bool trained =
+      std::ranges::any_of(manifest.params, [](const CheckpointParam& param) { return param.trainable; });
+  ZR_CHECK(manifest.optimizer.empty() || manifest.optimizer == own || !trained || !trains(), ErrorCode::kCheckpoint,
+           "a checkpoint is of another optimizer",
+           {.where = "engine.load",
+            .which = path,
+            .expected = own,
+            .got = manifest.optimizer,
+            .hint = "strict = false takes weights and the states that both have, and no hyper-parameters"});
+  // States of another form of the same optimizer: SGD with momentum.
+  std::set<std::string> known;
+  for (const std::string& type : optimizer_names()) {
+    for (const bool momentum : {false, true}) {
+      const std::unique_ptr<Optimizer> one = make_optimizer({.type = type, .momentum = momentum});
+      for (const StateDeclaration& state : one->states()) known.insert(state.name);
+    }
+  }
+  for (const StateDeclaration& state : optimizer_->states()) known.erase(state.name);
+  std::set<std::string> trained_here;
   for (const ParamSpec& spec : layout_.params) {
-    const auto found = params.find(options.name_there(spec.tensor_name()));
-    if (found == params.end()) continue;
-    int& group = theirs[static_cast<std::size_t>(spec.group)];
-    const int said = found->second->group;
-    if (said == kNoGroup) continue;
-    ZR_CHECK(said >= 0 && static_cast<std::size_t>(said) < manifest.groups.size(), ErrorCode::kCheckpoint,
-             "a parameter of a checkpoint is in no group", {.where = "engine.load", .which = path + ", " + spec.name});
-    ZR_CHECK(group < 0 || group == said || !options.strict ||
-                 manifest.groups[static_cast<std::size_t>(group)] == manifest.groups[static_cast<std::size_t>(said)],
-             ErrorCode::kCheckpoint, "parameters of one group had different hyper-parameters",
-             {.where = "engine.load",
-              .which = path + ", " + spec.name,
-              .expected = manifest.groups[static_cast<std::size_t>(std::max(group, 0))],
-              .got = manifest.groups[static_cast<std::size_t>(said)],
-              .hint = "build the engine with the same parameter groups; strict = false takes those of the first"});
-    if (group < 0) group = said;
+    if (spec.trainable) trained_here.insert(options.name_there(spec.tensor_name()));
   }
-  for (std::size_t group = 0; group < groups.size(); ++group) {
-    if (theirs[group] >= 0) groups[group] = hyper_of(manifest.groups[static_cast<std::size_t>(theirs[group])], path);
+  for (const CheckpointParam& param : manifest.params) {
+    if (!trained_here.contains(param.name)) continue;
+    for (const CheckpointState& state : param.states) {
+      ZR_CHECK(!known.contains(state.name), ErrorCode::kCheckpoint,
+               "a checkpoint has states that the optimizer does not keep",
+               {.where = "engine.load",
+                .which = path + ", " + detail::state_key(param.name, state.name),
+                .expected = own + " as it was configured when the checkpoint was written",
+                .hint = "strict = false leaves them out"});
+    }
   }
-  return groups;
+}
+
+void Engine::settle_hypers(StatesRead& read, const LoadReport& report, const LoadOptions& options) {
+  const Manifest& manifest = report.manifest;
+  const std::vector<GroupPair> pairs = pairs_in(gather_texts(text_of(read.pairs), communicator_));
+  const auto hypers_in = [&report](const std::vector<std::string>& texts) {
+    std::vector<GroupHyper> hypers;
+    for (const std::string& text : texts) hypers.push_back(hyper_of(text, report.path));
+    return hypers;
+  };
+  const std::vector<GroupHyper> there = hypers_in(manifest.groups);
+  const bool of_this_optimizer = manifest.optimizer.empty() || manifest.optimizer == optimizer_->name();
+  const bool takes = options.hypers && of_this_optimizer;
+  const std::vector<int> chosen =
+      groups_there(pairs, settings_.groups, there, options.strict && options.hypers, report.path);
+  read.groups = takes ? chosen_hypers(settings_.groups, there, chosen) : settings_.groups;
+  if (read.early.terms) {
+    read.early.terms->groups = chosen_hypers(settings_.groups, hypers_in(read.update_groups), chosen);
+  }
+  if (const std::string changes = changes_of(settings_.groups, read.groups); !changes.empty())
+    log_.progress("hyper-parameters of the checkpoint replace those of the configuration: " + changes);
+  if (options.hypers && !of_this_optimizer)
+    log_.progress("hyper-parameters of the checkpoint are of " + manifest.optimizer + ", and are not taken");
+}
+
+void Engine::require_any_parameter(const Manifest& manifest, const std::string& path,
+                                   const LoadOptions& options) const {
+  std::set<std::string> there;
+  for (const CheckpointParam& param : manifest.params) there.insert(param.name);
+  std::vector<std::string> own;
+  bool any = layout_.params.empty();
+  for (const ParamSpec& spec : layout_.params) {
+    own.push_back(spec.tensor_name());
+    any = any || there.contains(options.name_there(spec.tensor_name()));
+  }
+  const std::vector<std::string> said = gather_texts(any ? "1" : "", communicator_);
+  ZR_CHECK(std::ranges::any_of(said, [](const std::string& one) { return !one.empty(); }), ErrorCode::kCheckpoint,
+           "a checkpoint has no parameter of the model",
+           {.where = "engine.load",
+            .which = path,
+            .expected = few(own),
+            .got = few(std::vector<std::string>(there.begin(), there.end())),
+            .hint = "nothing was changed; names = (rename= in Python) says which names belong together"});
 }
 
 Engine::StatesRead Engine::read_states(LoadReport& report, const LoadOptions& options) {
@@ -170,7 +261,8 @@ Engine::StatesRead Engine::read_states(LoadReport& report, const LoadOptions& op
     for (const CheckpointFile& file : of.files) {
       files.emplace_back(path, file);
       for (RankEntry& entry : detail::read_header(files.back())) {
-        if (takes(entry.key)) sources[entry.key].push_back({.file = files.size() - 1, .entry = std::move(entry)});
+        std::string key = plain_key(entry.key);
+        if (takes(key)) sources[std::move(key)].push_back({.file = files.size() - 1, .entry = std::move(entry)});
       }
     }
   };
@@ -186,6 +278,7 @@ Engine::StatesRead Engine::read_states(LoadReport& report, const LoadOptions& op
     open_files(path, base, [&frozen](const std::string& key) { return frozen.contains(key); });
   }
 
+  if (options.strict) require_optimizer_of(manifest, report.path, options);
   StatesRead read;
   const SavedUpdate update = saved_update_of(manifest.update, report.path);
   const bool can_delay = settings_.update.delayed_after.has_value();
@@ -254,13 +347,22 @@ Engine::StatesRead Engine::read_states(LoadReport& report, const LoadOptions& op
                    (report.unexpected.empty() ? "" : "beyond the model " + few(report.unexpected)),
             .hint = "strict = false keeps what is there for what is missing"});
   if (!manifest.loss_scaler.empty()) read.scaler = scaler_state_of(manifest.loss_scaler, report.path);
-  read.groups = hypers_of(manifest, params, report.path, options);
+  for (const ParamSpec& spec : layout_.params) {
+    const auto found = params.find(options.name_there(spec.tensor_name()));
+    if (found == params.end() || !spec.trainable) continue;
+    const int there = found->second->group;
+    if (there == kNoGroup) continue;  // weights from elsewhere: the group keeps its own
+    ZR_CHECK(there >= 0 && static_cast<std::size_t>(there) < manifest.groups.size() &&
+                 (!read.early.is_delayed || static_cast<std::size_t>(there) < update.groups.size()),
+             ErrorCode::kCheckpoint, "a parameter of a checkpoint is in no group",
+             {.where = "engine.load", .which = report.path + ", " + spec.name});
+    const bool known = std::ranges::any_of(
+        read.pairs, [&](const GroupPair& one) { return one.here == spec.group && one.there == there; });
+    if (!known) read.pairs.push_back({.here = spec.group, .there = there, .param = spec.tensor_name()});
+  }
   if (read.early.is_delayed) {
-    Manifest of_update = manifest;
-    of_update.groups = update.groups;
-    read.early.terms = UpdateTerms{.factor = update.factor,
-                                   .groups = hypers_of(of_update, params, report.path, options),
-                                   .lr_factor = update.lr_factor};
+    read.early.terms = UpdateTerms{.factor = update.factor, .groups = {}, .lr_factor = update.lr_factor};
+    read.update_groups = update.groups;
   }
   for (const CheckpointState& extra : manifest.extras) {
     const auto found = sources.find(detail::kExtraKey + extra.name);

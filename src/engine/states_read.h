@@ -3,6 +3,7 @@
 
 #include "checkpoint/element_reader.h"
 #include "engine/early_update.h"
+#include "engine/load_hypers.h"
 #include "engine/state_pieces.h"
 
 #include <zeroth/engine/engine.h>
@@ -28,7 +29,9 @@ struct Engine::StatesRead {
   std::vector<StatePiece> pieces{};
   std::vector<std::span<std::byte>> values{};  ///< one a piece
   Arena memory{};                              ///< of the values, where the engine has none to lend
+  std::vector<GroupPair> pairs{};              ///< of this rank's parameters
   std::vector<GroupHyper> groups{};
+  std::vector<std::string> update_groups{};  ///< of a delayed update, as Manifest::groups
   std::optional<LossScaler::State> scaler{};
   std::vector<std::int64_t> updates{};  ///< one a parameter; -1: not there
   EarlyUpdate early{};

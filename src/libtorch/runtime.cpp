@@ -745,7 +745,8 @@ SaveHandle Runtime::save_async(const std::string& folder, SaveOptions options) {
   return core_->save_async(folder, options);
 }
 
-/// Names of tied weights become the ones that the engine uses.
+/// Names of tied weights become the ones that the engine uses. `options.names` may say which name of the checkpoint has
+/// which name in the model, or the other way round: all on one side are the model's. If both are, the first way it is.
 LoadOptions Runtime::by_own_names(LoadOptions options) const {
   std::map<std::string, std::string> own;
   std::vector<std::string> all;
@@ -755,30 +756,35 @@ LoadOptions Runtime::by_own_names(LoadOptions options) const {
   }
   for (const NamedBuffer& buffer : model_.buffers) own[buffer.name] = buffer.name;
   for (const auto& [name, _] : own) all.push_back(name);
+  const auto is_own = [&own](const std::string& name) { return own.contains(unwrapped_name(name)); };
+  const bool to_own = std::ranges::all_of(options.names, [&](const auto& pair) { return is_own(pair.second); }) ||
+                      std::ranges::none_of(options.names, [&](const auto& pair) { return is_own(pair.first); });
   std::map<std::string, std::string> names;
-  for (const auto& [name, there] : options.names) {
-    const auto found = own.find(name);
+  for (const auto& [first, second] : options.names) {
+    const std::string there = unwrapped_name(to_own ? first : second);
+    const auto found = own.find(unwrapped_name(to_own ? second : first));
     if (found == own.end()) {
-      const std::string near = nearest_name(name, all);
+      const std::string near = nearest_name(to_own ? second : first, all);
       throw Error(ErrorCode::kUsage, "the model has no parameter or buffer of this name",
                   {.where = "libtorch.load",
-                   .which = name + " -> " + there,
-                   .expected = "names of the model, each with the one that it has in the checkpoint",
+                   .which = first + " -> " + second,
+                   .expected = "names of the checkpoint, each with the one that the model has",
                    .hint = near.empty() ? "" : "did you mean " + near + "?"});
     }
-    names[found->second] = there;
+    names.emplace(found->second, there);
   }
   options.names = std::move(names);
   return options;
 }
 
-LoadReport Runtime::load(const std::string& path, const LoadOptions& options) {
+LoadReport Runtime::load(const std::string& path, const LoadOptions& given) {
   require_own_process();
   settle();
   guards_.clear();
   require_all_ours();
   core_->require_own_weights("load()");
-  LoadReport report = core_->load(path, by_own_names(options));
+  const LoadOptions options = by_own_names(given);
+  LoadReport report = core_->load(path, options);
   if (report.path.empty()) return report;
   name_unwanted_states(report, core_->state_kinds());
   slots_.refresh();

@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import zeroth
+import zeroth.ckpt
 
 
 class Net(nn.Module):
@@ -155,14 +156,17 @@ def refusals(folder: str, stage: int, dtype: torch.dtype) -> None:
     assert run.engine.load(folder, if_any=True) is None
     for make, text in [
         (lambda: run.engine.load(folder), "there is no checkpoint"),
-        (lambda: run.engine.save(folder, client_state={"tokenizer": object()}), "client_state['client']['tokenizer']"),
-        (lambda: run.engine.save(folder, client_state={1: 2}), "has the key 1, a int"),
-        (lambda: run.engine.save("/proc/none"), "/proc/none"),
+        (
+            lambda: run.engine.save(folder, client_state={"tokenizer": object()}),
+            "client_state['tokenizer'] is a object",
+        ),
+        (lambda: run.engine.save(folder, client_state={1: [print]}), "client_state[1][0] is a builtin"),
+        (lambda: run.engine.save("/proc/none"), "who: rank 0 of 2"),
     ]:
         try:
             make()
         except zeroth.Error as error:
-            assert text in str(error), error
+            assert text in str(error) and "rank 0 of 1" not in str(error), error
             tell(run, f"refused {error.code}")
         else:
             raise AssertionError(text)
@@ -177,7 +181,7 @@ def refusals(folder: str, stage: int, dtype: torch.dtype) -> None:
         tell(run, f"refused {error.code}")
     run.engine.zero_grad()
     try:
-        run.save(folder)
+        run.engine.save(folder)
     except zeroth.Error as error:
         assert "has been saved there before" in str(error), error
         tell(run, f"refused {error.code}")
@@ -188,9 +192,63 @@ def refusals(folder: str, stage: int, dtype: torch.dtype) -> None:
     assert [param["aliases"] for param in manifest["params"] if param["name"] == "embed.weight"] == [["head.weight"]]
 
 
+def again(folder: str, stage: int, dtype: torch.dtype) -> None:
+    """Rolls back, and saves the same step again."""
+    run = Run(stage, dtype, seed=1)
+    for _ in range(3):
+        run.step()
+        run.save(folder)
+    run.engine.load(f"{folder}/step-00000001")
+    random.seed(11 + run.engine.rank)  # other data than before
+    run.step()
+    for async_ in (False, True):
+        try:
+            saved = run.engine.save(folder, async_=async_)  # type: ignore[call-overload]
+            saved.wait()  # type: ignore[union-attr]
+        except zeroth.Error as error:
+            assert error.code == "USAGE" and "saved there before" in str(error), error
+            assert "other weights" in str(error), error
+            tell(run, f"again refused {stage}")
+    path = run.engine.save(folder, overwrite=True, keep_last=2)
+    assert run.engine.save(folder) == run.engine.save(folder, async_=True).wait() == path
+    random.random()
+    assert run.engine.save(folder, async_=True).wait() == path  # rank by rank: other random generators
+    run.engine.barrier()
+    there = sorted(entry.name for entry in pathlib.Path(folder).glob("step-*"))
+    assert there == ["step-00000002", "step-00000003"], there
+    assert zeroth.ckpt.entries(folder)[0].step == 2
+    expected = run.engine.full("embed.weight")
+    assert run.engine.load(folder).step == 2
+    found = run.engine.full("embed.weight")
+    assert expected is not None and found is not None and torch.equal(found, expected)
+    # Of another model and optimizer: the same error on both ranks, and nothing is changed.
+    model = nn.ModuleDict({"inner": Net()})
+    for optimizer, strict, text in [
+        ("SGD", True, "another optimizer"),
+        ("AdamW", False, "no parameter of the model"),
+    ]:
+        settings = {"zero_optimization": {"stage": stage}, "optimizer": {"type": optimizer}}
+        other = zeroth.Engine(Net() if strict else model, settings, log_level="off")
+        try:
+            other.load(folder, strict=strict)
+        except zeroth.Error as error:
+            assert error.code == "CHECKPOINT" and text in str(error), error
+            assert other.steps == 0
+            tell(run, f"again refused {stage}")
+        other.close(keep_parameters=False)
+
+
 def main() -> None:
     torch.set_num_threads(1)
-    calls = {"behind": behind, "left": left, "whole": whole, "resume": resume, "weights": weights, "refusals": refusals}
+    calls = {
+        "again": again,
+        "behind": behind,
+        "left": left,
+        "refusals": refusals,
+        "resume": resume,
+        "weights": weights,
+        "whole": whole,
+    }
     for call in sys.argv[1:]:
         what, folder, stage, dtype = call.split(",")
         calls[what](folder, int(stage), getattr(torch, dtype))

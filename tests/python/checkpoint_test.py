@@ -7,6 +7,7 @@ import pathlib
 import tempfile
 import unittest
 
+import checkpoint_cases
 import job
 import torch
 
@@ -14,6 +15,12 @@ import zeroth
 
 STEPS = 3
 """after the load"""
+
+SavesAgain = checkpoint_cases.SavesAgain
+HyperParameters = checkpoint_cases.HyperParameters
+Pretrained = checkpoint_cases.Pretrained
+CallersValues = checkpoint_cases.CallersValues
+Compiled = checkpoint_cases.Compiled
 
 
 class Checkpoints(job.RankTest):
@@ -83,11 +90,14 @@ class Checkpoints(job.RankTest):
         self.assertTrue(torch.equal(whole.reshape(param["shape"]), loaded[0]["blocks.1.0.weight"]))
 
     def test_what_cannot_be_is_refused_on_all_ranks(self) -> None:
-        out = self.run_calls(2, ("refusals", "a", 3, "float32"))
+        calls = [("again", f"again-{stage}", stage, "bfloat16") for stage in (0, 3)]
+        out = self.run_calls(2, ("refusals", "a", 3, "float32"), *calls)
         codes = ["CHECKPOINT", "USAGE", "USAGE", "IO", "USAGE", "USAGE"]
         for rank in "01":
             said = [line.split()[-1] for line in out if f"{rank} refused " in line]
             self.assertEqual(said, codes)
+            said = [line.split()[-1] for line in out if f"{rank} again refused " in line]
+            self.assertEqual(said, ["0"] * 4 + ["3"] * 4)
 
     def test_a_step_goes_on_between_its_micro_steps(self) -> None:
         def make(stage: int) -> zeroth.Engine:
@@ -145,8 +155,8 @@ class Checkpoints(job.RankTest):
         with self.assertRaisesRegex(
             zeroth.Error, "USAGE.*no parameter or buffer of this name.*did you mean model.0.weight"
         ):
-            engine.load(path, rename={"model.0.weigt": "0.weight"})
-        loaded = engine.load(path, rename={f"model.{name}": name for name in expected})
+            engine.load(path, rename={"0.weight": "model.0.weigt"})
+        loaded = engine.load(path, rename={name: f"model.{name}" for name in expected})
         self.assertEqual((loaded.missing, loaded.unexpected, loaded.step), ([], [], 4))
         for name, value in wrapped.state_dict().items():
             self.assertTrue(torch.equal(value, expected[name.removeprefix("model.")]), name)

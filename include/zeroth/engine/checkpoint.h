@@ -68,6 +68,8 @@ struct LoadOptions {
   bool strict = true;
   /// True: a folder without any checkpoint is no error; nothing is loaded, and the report's path is empty.
   bool if_any = false;
+  /// False: groups keep the hyper-parameters that they have here. Those of another optimizer are never taken.
+  bool hypers = true;
   /// Names that a parameter or extra tensor of this model has in the checkpoint, where it is another one.
   std::map<std::string, std::string> names{};
 

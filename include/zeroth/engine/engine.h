@@ -525,9 +525,11 @@ class Engine {
   void finish_save() noexcept;
   [[nodiscard]] static LoadReport choose_checkpoint(const std::string& path, const LoadOptions& options);
   [[nodiscard]] StatesRead read_states(LoadReport& report, const LoadOptions& options);
-  [[nodiscard]] std::vector<GroupHyper> hypers_of(const Manifest& manifest,
-                                                  const std::map<std::string, const CheckpointParam*>& params,
-                                                  const std::string& path, const LoadOptions& options) const;
+  void require_optimizer_of(const Manifest& manifest, const std::string& path, const LoadOptions& options) const;
+  /// Collective: which hyper-parameters the groups get. Throws on all ranks alike.
+  void settle_hypers(StatesRead& read, const LoadReport& report, const LoadOptions& options);
+  /// Collective: some parameter of the model is in the checkpoint. Throws on all ranks alike.
+  void require_any_parameter(const Manifest& manifest, const std::string& path, const LoadOptions& options) const;
   void take_states(const StatesRead& read, const Manifest& manifest);
   void meet(OperationId what, const std::string& text);
   [[nodiscard]] bool has_kind(const std::string& kind) const;
@@ -582,9 +584,9 @@ class Engine {
   MemoryHold activations_hold_;
   std::shared_ptr<Engine*> self_ = std::make_shared<Engine*>(this);
   std::optional<FrozenBase> frozen_base_;
+  bool told_of_later_ = false;  ///< see begin_checkpoint()
   std::shared_ptr<SaveInFlight> saving_;
   std::string residency_choice_;    ///< see MemoryReport
-  bool told_of_later_ = false;  ///< see begin_checkpoint()
   std::string activation_choice_;   ///< likewise
   bool leads_batch_ = true;         ///< the first rank of those that compute on its batch
   int data_ranks_ = 1;              ///< ranks with batches of their own

@@ -214,7 +214,8 @@ class EngineBase {
   /// save() behind the training; see zeroth::Engine::save_async().
   SaveHandle save_async(const std::string& folder, SaveOptions options = {});
   /// Collective, blocks. Brings the states and buffers of a checkpoint; see zeroth::Engine::load(). A buffer that is
-  /// not there keeps its values and is in `missing`.
+  /// not there keeps its values and is in `missing`. `options.names`: names of the checkpoint, each with the one that
+  /// the model has; the other way round is taken where it can be told apart.
   LoadReport load(const std::string& path, const LoadOptions& options = {});
 
   /// Gives every parameter ordinary memory with the current values. Collective, blocks; the last call on the engine,

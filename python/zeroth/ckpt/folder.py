@@ -32,6 +32,8 @@ class Entry:
     """of the parameters"""
     bytes: int
     """of all files"""
+    commit: int
+    """how manieth of the folder's commits it is: the newest checkpoint has the largest; 0 if none was counted"""
     base: str
     """folder beside it that has its weights which never train; "" if they are in its files"""
     date: str
@@ -39,8 +41,8 @@ class Entry:
 
 
 def entries(path: str | os.PathLike[str]) -> list[Entry]:
-    """Checkpoints of a folder, newest step first; or the one that `path` is. Raises Error IO, and CHECKPOINT if there
-    is no such folder."""
+    """Checkpoints of a folder, the last commit first; or the one that `path` is. Raises Error IO, and CHECKPOINT
+    if there is no such folder."""
     path = os.fspath(path)
     if not os.path.isdir(path):
         raise refused("there is no such folder", code="IO", which=path)
@@ -67,6 +69,7 @@ def _entry(path: str, step: int) -> Entry:
             num_params=0,
             elements=0,
             bytes=0,
+            commit=0,
             base="",
             date=_date(path),
         )
@@ -92,6 +95,7 @@ def _entry(path: str, step: int) -> Entry:
         num_params=len(manifest.params),
         elements=sum(_product(param.shape) for param in manifest.params),
         bytes=sum(file.bytes for file in manifest.files) + os.path.getsize(os.path.join(path, "manifest.json")),
+        commit=manifest.commit,
         base=manifest.base,
         date=_date(os.path.join(path, "manifest.json")),
     )
@@ -119,9 +123,9 @@ def verify(path: str | os.PathLike[str]) -> list[_C.Damage]:
 
 
 def prune(folder: str | os.PathLike[str], *, keep_last: int, keep_every: int = 0, dry_run: bool = False) -> list[str]:
-    """Removes all but the newest `keep_last` checkpoints of a folder, and those of steps that are multiples of
-    `keep_every` (0: none), as Engine.save() does. Never one that is not whole, nor anything with a name of others. The
-    paths of what is gone, or, with `dry_run`, would go. Raises Error USAGE, IO."""
+    """Removes all but the `keep_last` checkpoints of a folder that were committed last, and those of steps that are
+    multiples of `keep_every` (0: none), as Engine.save() does. Never one that is not whole, nor anything with a name of
+    others. The paths of what is gone, or, with `dry_run`, would go. Raises Error USAGE, IO."""
     if keep_last < 1 or keep_every < 0:
         raise refused(
             "retention cannot be this",
