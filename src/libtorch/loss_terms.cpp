@@ -188,7 +188,7 @@ at::Tensor LossTerms::part(const at::Tensor& term, const OfForward& of_forward) 
   for (const Walk::Leaf& leaf : found.leaves) {
     if (const int parts = times_[leaf.param] / sequence_ranks_; parts > 1) divide(*leaf.node, leaf.edge, parts);
   }
-  return sequence_ranks_ == 1 ? own : with_part_of_gradient(own, sequence_ranks_);
+  return with_part_of_gradient(own, sequence_ranks_);  // also for one: plain() knows the node
 }
 
 std::string LossTerms::plain(const at::Tensor& loss, const OfForward& of_forward) const {

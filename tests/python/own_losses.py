@@ -160,6 +160,8 @@ def warned(world: zeroth.World) -> None:
     for kind in ("none", "part", "product", "scaled"):
         said = warnings_of(world, {"sp": 2, "tp": 2}, kind)
         assert said == [], (kind, said)
+    said = warnings_of(world, {"tp": 2}, "part")
+    assert said == [], said
     engine = engine_of(world, {"sp": 2}, 0)
     with refused("USAGE", "no term that every rank has whole.*hint: part_of_loss.sum, count="):
         engine.part_of_loss(hidden_of(engine, 0).square().mean())
