@@ -99,10 +99,13 @@ class ActivationOffload:
 
 
 def _in_checkpoint() -> bool:
-    """Whether torch.utils.checkpoint saves the inputs of a function, which it does by an autograd function of its own:
-    checkpoint -> Function.apply -> pack. What the checkpointed function itself saves comes by other ways."""
+    """Whether torch.utils.checkpoint saves the inputs of a function. What the checkpointed function itself saves comes
+    by other ways. It saves them by an autograd function (checkpoint -> Function.apply -> pack); since torch 2.15
+    Function.apply is no frame of Python's, and a checkpoint that is not reentrant packs its inputs itself."""
     frame = sys._getframe(2)  # of who called pack
     caller = frame.f_back
+    if frame.f_globals.get("__name__") == _CHECKPOINT:
+        return frame.f_code.co_name == "_checkpoint_impl" or "save_inputs" in frame.f_code.co_qualname
     return (
         caller is not None
         and frame.f_globals.get("__name__") == torch.autograd.function.__name__

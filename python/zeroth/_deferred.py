@@ -11,6 +11,7 @@ generator that it had in its place, so weights may be made in any order.
 """
 
 import dataclasses
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -28,7 +29,11 @@ _Model = TypeVar("_Model", bound=nn.Module)
 _ATTRIBUTE = "_zeroth_deferred"
 """of a module: its Recording"""
 
-_OVERWRITES = {"zero_", "fill_", "normal_", "uniform_", "copy_", "log_normal_", "exponential_"}
+_WHOLE = {"_no_grad_trunc_normal_", "dirac_", "orthogonal_", "sparse_"}
+"""functions of torch.nn.init that leave a tensor on the meta device alone, since torch 2.15. Each is recorded as one
+operator that writes all of its tensor."""
+
+_OVERWRITES = _WHOLE | {"zero_", "fill_", "normal_", "uniform_", "copy_", "log_normal_", "exponential_"}
 """operators after which nothing of what was there before is left, if they write all of a storage"""
 
 
@@ -72,7 +77,8 @@ class _Call:
 
     @property
     def name(self) -> str:
-        return str(self.function._schema.name).partition("::")[2]
+        schema = getattr(self.function, "_schema", None)
+        return str(self.function.__name__ if schema is None else schema.name.partition("::")[2])
 
 
 class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -126,6 +132,15 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for key in dict.fromkeys([ref.key for ref in made if ref is not None] + [ref.key for ref in writes]):
             self.writers.setdefault(key, []).append(number)
         return result
+
+    def note_whole(self, function: Callable[..., Any], arguments: dict[str, Any]) -> None:
+        """A function that fills arguments["tensor"], with random numbers perhaps, as one operator."""
+        ref = _ref(arguments["tensor"])
+        self.writers.setdefault(ref.key, []).append(len(self.calls))
+        kept = {name: _kept(value) for name, value in arguments.items()}
+        self.calls.append(
+            _Call(function=function, args=(), kwargs=kept, made=[None], writes=[ref], reads=[], random=True)
+        )
 
     def run_random(self) -> None:
         """Takes from the generators what the calls would have taken, and notes their states."""
@@ -185,11 +200,19 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return _real(wanted, memory)
 
 
-class _Constants(TorchFunctionMode):
-    """Tensors of Python numbers have values also on the meta device: as copies from the CPU, which are recorded."""
+class _Functions(TorchFunctionMode):
+    """Tensors of Python numbers have values also on the meta device: as copies from the CPU, which are recorded.
+    Functions of torch.nn.init that do nothing there are recorded as a whole: they ask for `tensor.is_meta` first."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.recording = recording
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if func == _IS_META:
+            self.look_at_caller(args[0], sys._getframe(1))
+            return func(*args, **kwargs)
         made = func in (torch.tensor, torch.as_tensor, torch.asarray) and not isinstance(args[0], torch.Tensor)
         if not made or kwargs.get("device") is not None:
             return func(*args, **kwargs)
@@ -199,6 +222,17 @@ class _Constants(TorchFunctionMode):
         # would leave out its initialisation.
         copy = values.to("meta") if values.numel() else values
         return copy.requires_grad_() if trains else copy
+
+    def look_at_caller(self, tensor: torch.Tensor, frame: Any) -> None:
+        code = frame.f_code
+        if code.co_name not in _WHOLE or code.co_filename != nn.init.__file__ or frame.f_locals["tensor"] is not tensor:
+            return
+        arguments = {name: frame.f_locals[name] for name in code.co_varnames[: code.co_argcount]}
+        if tensor.device.type == "meta" and tensor.numel():
+            self.recording.note_whole(getattr(nn.init, code.co_name), arguments)
+
+
+_IS_META = torch.Tensor.is_meta.__get__
 
 
 def _kept(value: Any) -> Any:
@@ -244,7 +278,7 @@ def deferred(build: Callable[[], _Model]) -> _Model:
     a loop on `tensor.item()`, raises torch's error of the meta device. zeroth.load_pretrained() may follow the engine.
     Random operators run twice. Only the engine gives the module values: until then it has none."""
     recording = Recording()
-    with torch.device("meta"), _Constants(), recording:
+    with torch.device("meta"), _Functions(recording), recording:
         model = build()
     recording.run_random()
     model.__dict__[_ATTRIBUTE] = recording
