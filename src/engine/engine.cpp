@@ -177,7 +177,7 @@ void Engine::allocate_groups() {
   operations_ = std::make_unique<OperationTable>();
   own_ = std::make_unique<OwnOperations>(*this);
   const OperationNames names = [this](OperationId id) { return operations_->name(id); };
-  communicator_.backend().set_tag_names(tag_names(layout_, names));
+  communicator_.backend().set_tag_names(tag_names(layout_, settings_.plan.gathers_parameters(), names));
   resources_.reset(new GroupResources{.settings = settings_,
                                       .optimizer = *optimizer_,
                                       .device = device_,

@@ -178,7 +178,7 @@ void ShardGroup::connect(const std::shared_ptr<CommBackend>& job, bool shares_jo
 
 void ShardGroup::allocate(const GroupResources& shared, OperationId step, const OperationNames& names) {
   CommBackend& backend = communicator_->backend();
-  backend.set_tag_names(tag_names(layout(), names));
+  backend.set_tag_names(tag_names(layout(), spec_.plan.gathers_parameters(), names));
   const int micro_steps = micro_steps_of_memory(shared.settings.micro_steps);
   binder_ = std::make_unique<Binder>(part_.flats, shared.binder);
   memory_ = std::make_unique<ModelMemory>(layout(), spec_.plan, shared.optimizer.states(), micro_steps, shared.device,

@@ -33,7 +33,7 @@ MessageTag tag_of(OperationId what) {
   return {.unit = -1, .label = kOperations + static_cast<std::uint32_t>(what)};
 }
 
-TagNames tag_names(const ModelLayout& model, OperationNames operations) {
+TagNames tag_names(const ModelLayout& model, bool gathers_any, OperationNames operations) {
   TagNames names;
   names.name = [&model, operations = std::move(operations)](const MessageTag& tag) -> std::string {
     if (tag.label >= kOperations)
@@ -48,7 +48,7 @@ TagNames tag_names(const ModelLayout& model, OperationNames operations) {
     if (!is_unit(model, tag) || tag.label >= std::size(kPurposes)) return "";
     return kPurposes[tag.label] + ("unit " + model.units[static_cast<std::size_t>(tag.unit)].name);
   };
-  names.hint = [&model](const MessageTag& own, const MessageTag& theirs) -> std::string {
+  names.hint = [&model, gathers_any](const MessageTag& own, const MessageTag& theirs) -> std::string {
     const bool alike = (gathers(own) && gathers(theirs)) || (sums(own) && sums(theirs));
     if (!alike || own.unit == theirs.unit || !is_unit(model, own) || !is_unit(model, theirs)) return "";
     const auto name = [&](const MessageTag& tag) { return model.units[static_cast<std::size_t>(tag.unit)].name; };
@@ -56,10 +56,11 @@ TagNames tag_names(const ModelLayout& model, OperationNames operations) {
     const auto& [first, second] =
         std::minmax(own, theirs, [](const MessageTag& a, const MessageTag& b) { return a.unit < b.unit; });
     return "ranks run different modules, or the same ones in another order: run units " + name(first) + " and " +
-           name(second) +
-           " on every rank (with zeros where there is nothing to do), or train over shm, or shm+mpi between hosts, "
-           "where the ranks of a host may "
-           "take different paths";
+           name(second) + " on every rank (with zeros where there is nothing to do), or " +
+           (gathers_any
+                ? ""
+                : "name no units, Engine(units=[]): then all gradients are summed at the end of backward; or ") +
+           "train over shm, or shm+mpi between hosts, where the ranks of a host may take different paths";
   };
   return names;
 }

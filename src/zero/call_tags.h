@@ -23,7 +23,7 @@ enum class CallPurpose : std::uint8_t {
 
 /// The text of each tag: "the gradients of unit blocks.3", "step()", or "" for tags of other calls. If ranks gather or
 /// sum different units, also a hint. The result borrows `model`, which must outlive it. Without `operations` theirs are
-/// tags of other calls.
-[[nodiscard]] TagNames tag_names(const ModelLayout& model, OperationNames operations = {});
+/// tags of other calls. `gathers`: the plan gathers parameters, so units are more than what is summed at once.
+[[nodiscard]] TagNames tag_names(const ModelLayout& model, bool gathers, OperationNames operations = {});
 
 }  // namespace zeroth

@@ -12,7 +12,7 @@ SubGroupCalls::SubGroupCalls(const ModelLayout& model, CommBackend& world, int f
   group_ = &world;
   if (sub_group_.count == world.size()) return;
   own_ = world.split(sub_group_.first, world.rank(), name);
-  own_->set_tag_names(tag_names(model));
+  own_->set_tag_names(tag_names(model, /*gathers=*/true));
   group_ = own_.get();
 }
 
