@@ -1,6 +1,7 @@
 #include "libtorch/model_cast.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/text.h>
 
 #include <ATen/core/grad_mode.h>
 
@@ -25,6 +26,10 @@ void require_no(const ModelDescription& model, DType other, const std::string& k
             .expected = "a model in float32 or " + wanted,
             .got = std::string(name_of(other)),
             .hint = "enable what the model has, or give it in float32"});
+}
+
+std::string counted(std::size_t number, const std::string& what) {
+  return std::to_string(number) + " " + what + (number == 1 ? "" : "s");
 }
 
 }  // namespace
@@ -67,19 +72,37 @@ std::optional<DType> dtype_to_cast_to(const Config& config, const ModelDescripti
   return dtype;
 }
 
-OriginalValues cast_model(const Config& config, ModelDescription& model) {
+OriginalValues cast_model(const Config& config, ModelDescription& model, CastLog& log) {
   OriginalValues originals;
   const std::optional<DType> dtype = dtype_to_cast_to(config, model);
   if (!dtype) return originals;
   const at::ScalarType scalar = *dtype == DType::kFloat16 ? at::kHalf : at::kBFloat16;
+  std::size_t num_params = 0;
+  std::size_t num_buffers = 0;
+  std::vector<std::string> kept;
   for (std::size_t param = 0; param < model.params.size(); ++param) {
     if (model.tensors[param].scalar_type() != at::kFloat) continue;
     originals.cast(model.tensors[param], scalar);
     model.params[param].dtype = *dtype;
+    ++num_params;
   }
   for (const NamedBuffer& buffer : model.buffers) {
-    if (buffer.tensor.defined() && buffer.tensor.scalar_type() == at::kFloat) originals.cast(buffer.tensor, scalar);
+    if (!buffer.tensor.defined() || buffer.tensor.scalar_type() != at::kFloat) continue;
+    if (!buffer.persistent) {
+      kept.push_back(buffer.name);
+      continue;
+    }
+    originals.cast(buffer.tensor, scalar);
+    ++num_buffers;
   }
+  log.text = "cast to " + std::string(name_of(*dtype)) + ": " + counted(num_params, "parameter") + ", " +
+             counted(num_buffers, "buffer");
+  if (kept.empty()) return originals;
+  const std::size_t shown = std::min<std::size_t>(kept.size(), 3);
+  log.text +=
+      "; float32 stays in " + counted(kept.size(), "buffer") + " that " + (kept.size() == 1 ? "is" : "are") +
+      " not saved: " + join(std::vector<std::string>(kept.begin(), kept.begin() + static_cast<long>(shown)), ", ") +
+      (shown < kept.size() ? ", ..." : "");
   return originals;
 }
 

@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -33,10 +34,18 @@ class OriginalValues {
 /// The dtype that float32 parameters of the model are to have; none: theirs. Throws what cast_model() throws.
 [[nodiscard]] std::optional<DType> dtype_to_cast_to(const Config& config, const ModelDescription& model);
 
-/// Where bf16 or fp16 is enabled: casts the float32 parameters and buffers of a model in which no trainable parameter
-/// has the dtype yet, as model.to(dtype) would; in one that has it, the user's dtypes stay. Throws kConfig for a model
+/// What cast_model() has done, for the log: "cast to bf16: 12 parameters, 1 buffer; float32 stays in 1 buffer that is
+/// not saved: rotary.inv_freq". "" where it has cast nothing.
+struct CastLog {
+  std::string text{};
+};
+
+/// Where bf16 or fp16 is enabled: casts the float32 parameters and persistent buffers of a model in which no trainable
+/// parameter has the dtype yet; in one that has it, the user's dtypes stay. Buffers that are not persistent keep their
+/// dtype: they are tables that the model's code computes (frequencies of rotary embeddings), and whoever loads the
+/// exported weights computes them anew in float32. Throws kConfig for a model
 /// that has another 16-bit dtype, for one in float32 if zeroth.cast is false, and for float16 parameters that train
 /// where fp16 is not enabled.
-[[nodiscard]] OriginalValues cast_model(const Config& config, ModelDescription& model);
+[[nodiscard]] OriginalValues cast_model(const Config& config, ModelDescription& model, CastLog& log);
 
 }  // namespace zeroth::libtorch

@@ -185,7 +185,8 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
                                          EngineOptions options) {
   require_same_torch();
   config.validate();
-  OriginalValues originals = cast_model(config, model);  // first: the runtime's parts keep the dtypes
+  CastLog cast;
+  OriginalValues originals = cast_model(config, model, cast);  // first: the runtime's parts keep the dtypes
   std::shared_ptr<Runtime> runtime(new Runtime(std::move(config), std::move(model)));
   runtime->log_ = Logger(world.rank(), world.size(), options.log_level, json_log_of(options));
   runtime->step_log_.set_every(options.progress_every);
@@ -194,6 +195,7 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
   runtime->slots_.set_initial(options.initial_value);
   if (runtime->config_.runtime.preemption) catch_preemption();
   runtime->announce(world);
+  if (!cast.text.empty()) runtime->log_.progress(cast.text);
   runtime->device_ = make_cpu_device(
       runtime->config_.runtime.execution,
       static_cast<std::uint64_t>(runtime->config_.runtime.chaos_seed) + static_cast<std::uint64_t>(world.rank()));

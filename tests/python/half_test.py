@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import pathlib
+import tempfile
 import unittest
 from collections.abc import Callable
 from typing import Any
@@ -254,6 +256,24 @@ class Casts(unittest.TestCase):
                     losses.append(loss.item())
                 outcomes.append(losses)
             self.assertEqual(*outcomes)
+
+    def test_buffers_that_are_not_saved_keep_their_dtype(self) -> None:
+        class Rotary(Net):
+            def __init__(self) -> None:
+                super().__init__()
+                self.register_buffer("inv_freq", 1.0 / 10000.0 ** torch.arange(0, 1, 0.25), persistent=False)
+
+        for key, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
+            right = Rotary().inv_freq.clone()
+            with tempfile.TemporaryDirectory() as folder:
+                log = pathlib.Path(folder) / "log"
+                model = Rotary()
+                settings = {"zero_optimization": {"stage": 3}, key: {"enabled": True}}
+                zeroth.Engine(model, settings, log_level="off", json_log=str(log))
+                self.assertTrue(torch.equal(model.inv_freq, right))
+                self.assertEqual((model.shift.dtype, model.head.weight.dtype), (dtype, dtype))
+                text = log.read_text()
+            self.assertRegex(text, r"cast to \w+16: \d+ parameters, 1 buffer; float32 stays in 1 buffer .*: inv_freq")
 
     def test_a_deferred_model_is_cast_as_it_is_made(self) -> None:
         for key, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):

@@ -752,8 +752,8 @@ constexpr std::array kKeys{
              "changed, if the model has running statistics: so exports and evaluations do not depend on the rank."}),
     bind<&Config::runtime, &RuntimeConfig::cast>(
         {.pointer = "/zeroth/cast",
-         .text = "A model in float32 takes the dtype that `bf16.enabled` or `fp16.enabled` names, with its buffers, as "
-                 "by `model.to(dtype)`; false: such a model is an error."}),
+         .text = "A model in float32 takes the dtype that `bf16.enabled` or `fp16.enabled` names, with its persistent "
+                 "buffers; other buffers keep their dtype. False: such a model is an error."}),
     bind<&Config::runtime, &RuntimeConfig::compute_copies>(
         {.pointer = "/zeroth/compute_copies",
          .text = "Units compute with copies of the parameters, as they always do on a GPU: on the CPU it takes memory "
