@@ -626,6 +626,16 @@ void bind_engine(py::module_& module) {
              self.drop_forwards();
              return self.base().step();
            })
+      .def("end_accumulation",
+           [](Engine& self) {
+             if (self.base().step_shares_buffers()) {
+               self.refresh_buffers();
+               self.own_buffers(true);
+             }
+             const py::gil_scoped_release no_gil;
+             self.drop_forwards();
+             return self.base().end_accumulation();
+           })
       .def(
           "begin_epoch", [](Engine& self) { self.base().begin_epoch(); }, NoGil())
       .def("begin_batch",
@@ -730,6 +740,7 @@ void bind_engine(py::module_& module) {
       .def_property_readonly("world_size", [](Engine& self) { return self.base().world_size(); })
       .def_property_readonly("steps", [](Engine& self) { return self.base().core().committed_steps(); })
       .def_property_readonly("config", [](Engine& self) { return self.base().config(); })
+      .def_property_readonly("has_gradients", [](Engine& self) { return self.base().core().has_gradients(); })
       .def_property_readonly("micro_step", [](Engine& self) { return self.base().core().micro_step(); })
       .def_property_readonly("loss_scale", [](Engine& self) { return self.base().core().loss_scale(); })
       .def_property_readonly("learning_rates", [](Engine& self) { return self.base().core().learning_rates(); })

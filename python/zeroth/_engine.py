@@ -499,6 +499,18 @@ class Engine:
             self._stepping.require_untouched()
         return self._stepped(self._core.step())
 
+    def end_accumulation(self) -> _C.StepResult:
+        """Updates now with the micro-steps that there were since the last update, for example at the end of an epoch
+        whose batches are no multiple of `gradient_accumulation_steps`. The gradient is the mean over them.
+
+        A backward that no step() has taken counts as a micro-step of its own. Without any the call changes nothing and
+        returns a result with `boundary == False`: so it may end every epoch. Collective and blocking.
+        Raises Error: what step() raises; MISMATCH on all ranks if ranks are in different micro-steps."""
+        if self._pipeline is not None:
+            raise _of_pipeline("end_accumulation()")
+        self._push()
+        return self._stepped(self._core.end_accumulation())
+
     def _stepped(self, result: _C.StepResult) -> _C.StepResult:
         if result.boundary:
             self._steps = result.step
@@ -579,12 +591,19 @@ class Engine:
             torch.clear_autocast_cache()
 
     def zero_grad(self) -> None:
-        """Drops all gradients since the last step(), for example those of a dropped batch or of another loss.
+        """Drops all gradients since the last update, for example those of a dropped batch or of another loss. In the
+        middle of an accumulation these are the gradients of all of its micro-steps: it begins anew.
 
-        Collective and blocking if there was a backward since the last step(); otherwise it does nothing. Not needed
-        after an update. Raises Error: USAGE in the middle of an accumulation, because earlier micro-steps are already
-        summed; MISMATCH on all ranks if some ranks call step() instead."""
+        Collective and blocking if there was a backward since the last update; otherwise it does nothing. Not needed
+        after an update. Raises Error: USAGE on all ranks, with nothing changed, if it drops a second accumulation after
+        a step() without an update in between: such a loop never trains; MISMATCH on all ranks if some ranks call step()
+        instead."""
         self._core.zero_grad()
+
+    def _zero_grad_between_steps(self) -> None:
+        """Of the optimizer object: loops call it beside each step(), also where that ends no accumulation yet."""
+        if self._core.has_gradients:
+            self._core.zero_grad()
 
     def flush_update(self) -> None:
         """Updates now with the gradients of the last step, where the key zeroth.update.delayed_after lets them wait for
@@ -617,7 +636,7 @@ class Engine:
                 kind=self._config.optimizer_type,
                 defaults=hypers[0],
                 step=self._step,
-                zero_grad=self.zero_grad,
+                zero_grad=self._zero_grad_between_steps,
             )
         return self._optimizer
 

@@ -48,7 +48,8 @@ class Optimizer(torch.optim.Optimizer):
         zero_grad: Callable[[], None],
     ) -> None:
         """`groups`: for each group its number in the engine and its entry for torch. `kind`: the optimizer of the
-        configuration. `defaults`: the configuration's hyper-parameters. `step`, `zero_grad`: the engine's."""
+        configuration. `defaults`: the configuration's hyper-parameters. `step`: the engine's. `zero_grad`: its
+        zero_grad() where there was a backward since the last step()."""
         self._core = core
         self._engine_step = step
         self._engine_zero_grad = zero_grad
@@ -73,7 +74,8 @@ class Optimizer(torch.optim.Optimizer):
         return self._engine_step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Calls engine.zero_grad() and ignores `set_to_none`."""
+        """Calls engine.zero_grad() if there was a backward since the last step(), and ignores `set_to_none`. Else it
+        does nothing: a loop that calls it beside each step() accumulates gradients as the configuration says."""
         self._engine_zero_grad()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -365,6 +365,7 @@ bool Engine::trains() const {
 }
 
 StepResult Engine::step() {
+  if (std::exchange(joins_short_step_, false)) return end_accumulation();
   ZR_CHECK(
       trains(), ErrorCode::kUsage, "step() of a model that has no trainable parameter",
       {.where = "engine.step",
@@ -393,7 +394,7 @@ StepResult Engine::step() {
     return {.step = committed_steps_, .lr = learning_rates()[reported_group_]};
   }
   micro_step_ = 0;
-  StepResult result = together([&] { return finish_step(idle); });
+  StepResult result = together([&] { return finish_step(idle, settings_.micro_steps); });
   transfer_log_->end_step(transfer_totals());
   if (activity_) activity_->finish_step(++boundaries_);
   enter(Phase::kBetweenSteps);
@@ -516,29 +517,11 @@ void Engine::forget_gradients() {
   backward_failed_ = false;
 }
 
-void Engine::discard_gradients() {
-  if (!had_backward_) return;
-  ZR_CHECK(
-      micro_step_ == 0, ErrorCode::kUsage, "zero_grad() after a backward in the middle of an accumulation",
-      {.where = "engine.zero_grad",
-       .expected = "a call before the first step() of an accumulation, or after its last",
-       .got = std::to_string(micro_step_) + " of " + std::to_string(settings_.micro_steps) +
-              " micro-steps, summed already",
-       .hint =
-           "gradients that another loss leaves here do not arise while these parameters have requires_grad_(False)"});
-  const CommitVote vote = together([&] {
-    uneven_join_->announce(own_->discard);
-    return cast_vote(/*idle=*/false, /*discards=*/true);
-  });
-  had_backward_ = false;
-  early_->is_torn = vote.updated_rank >= 0;
-  if (finish_delayed_update()) publish_updates();
-  forget_gradients();
-  require_committed(vote, {});
-  if (vote.keeping_rank >= 0) throw_not_all_discard(vote, world());
+void Engine::take_writes() {
+  for (const auto& group : groups_) group->take_writes();
 }
 
-StepResult Engine::finish_step(bool idle) {
+StepResult Engine::finish_step(bool idle, int micro_steps) {
   if (planted("leaked_buffer")) {
     constexpr std::size_t kLeaked = std::size_t{64} << 10U;
     Arena arena = device_.make_arena(ArenaKind::kPrivate, kLeaked, "leaked");
@@ -566,6 +549,7 @@ StepResult Engine::finish_step(bool idle) {
   const bool by_previous_norm = settings_.update.clip_by == ClipBy::kPreviousNorm;
   StepResult result = outcome_of(vote, {.settings = settings_,
                                         .data_ranks = data_ranks_,
+                                        .micro_steps = micro_steps,
                                         .offender = name_of_offender(vote),
                                         .committed = committed_steps_,
                                         .reported_group = reported_group_,
@@ -589,6 +573,7 @@ StepResult Engine::finish_step(bool idle) {
   }
   if (changed) publish_updates();
   result.changed = changed;
+  dropped_in_a_row_ = 0;
   if (result.reason.empty()) {
     ZR_FAILPOINT("engine.committed");
     result.committed = true;

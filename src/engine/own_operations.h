@@ -46,6 +46,10 @@ struct Engine::OwnOperations {
 
   // Calls of a script.
   OperationId step = row({.name = "step()", .join = [this](int) { return std::optional(join_step()); }});
+  OperationId end_accumulation = row({.name = "end_accumulation()", .join = [this](int) {
+                                        engine.joins_short_step_ = true;
+                                        return std::optional(Next::kStep);
+                                      }});
   OperationId discard = row({.name = "zero_grad()", .join = part([this](int) {
                                                       engine.had_backward_ = true;
                                                       engine.discard_gradients();

@@ -137,6 +137,9 @@ class ShardGroup::Binder final : public ParameterBinder {
   Binder(const std::vector<int>& flats, ParameterBinder& outer) : flats_(flats), outer_(outer) {}
   void bind(int flat, std::byte* data) override { outer_.bind(flats_[static_cast<std::size_t>(flat)], data); }
   void begin_update(int flat) override { outer_.begin_update(flats_[static_cast<std::size_t>(flat)]); }
+  void lose_write(int flat, std::int64_t element) noexcept override {
+    outer_.lose_write(flats_[static_cast<std::size_t>(flat)], element);
+  }
 
  private:
   const std::vector<int>& flats_;

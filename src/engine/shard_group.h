@@ -109,6 +109,8 @@ class ShardGroup {
   void share_sums();
   /// Updates what has a gradient anywhere; see Updater.
   void update(const UpdateTerms& terms);
+  /// See Engine::take_writes().
+  void take_writes() { updater_->take_all_writes(); }
   /// Instead of update(): keeps the sums, and what has a gradient anywhere, for update_held().
   void hold_sums();
   /// What update_ended() has left of their update.

@@ -65,7 +65,7 @@ double mean_factor(std::int64_t batches) {
 }
 
 StepResult outcome_of(const CommitVote& vote, const StepTerms& terms) {
-  const std::int64_t batches = std::int64_t{terms.data_ranks} * terms.settings.micro_steps - vote.joined;
+  const std::int64_t batches = std::int64_t{terms.data_ranks} * terms.micro_steps - vote.joined;
   StepResult result{.boundary = true, .step = terms.committed, .batches = batches};
   result.loss_scale = terms.loss_scale;
   result.preempted = vote.preempted_rank >= 0;

@@ -16,6 +16,7 @@ namespace zeroth {
 struct StepTerms {
   const EngineSettings& settings;
   int data_ranks = 1;                 ///< ranks with batches of their own
+  int micro_steps = 1;                ///< that the step has
   std::string offender{};             ///< name of the parameter of CommitVote::offender
   std::int64_t committed = 0;         ///< steps before this one
   std::size_t reported_group = 0;     ///< whose learning rate is reported

@@ -13,7 +13,7 @@
 namespace zeroth {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::array<std::string_view, kNumPhases> kPhases{"starting", "forward",       "backward",   "after backward",
                                                            "step",     "between steps", "sync point", "evaluation"};
@@ -30,7 +30,7 @@ double microseconds(SteadyClock::time_point at) {
   return std::chrono::duration<double, std::micro>(at.time_since_epoch()).count();
 }
 
-Json event(std::string name, int rank, int row, SteadyClock::time_point begin, SteadyClock::time_point end) {
+OrderedJson event(std::string name, int rank, int row, SteadyClock::time_point begin, SteadyClock::time_point end) {
   return {{"name", std::move(name)},
           {"ph", "X"},
           {"pid", rank},
@@ -39,12 +39,12 @@ Json event(std::string name, int rank, int row, SteadyClock::time_point begin, S
           {"dur", std::chrono::duration<double, std::micro>(end - begin).count()}};
 }
 
-Json row_name(int rank, int row, std::string name) {
+OrderedJson row_name(int rank, int row, std::string name) {
   return {{"name", "thread_name"}, {"ph", "M"}, {"pid", rank}, {"tid", row}, {"args", {{"name", std::move(name)}}}};
 }
 
 /// Spans of one kind, each in the first row that is free.
-void add_transfers(Json& events, std::vector<TransferSpan> spans, int rank, int first, const std::string& kind) {
+void add_transfers(OrderedJson& events, std::vector<TransferSpan> spans, int rank, int first, const std::string& kind) {
   std::ranges::sort(spans, {}, &TransferSpan::begin);
   std::vector<SteadyClock::time_point> free_at;
   for (const TransferSpan& span : spans) {
@@ -55,7 +55,8 @@ void add_transfers(Json& events, std::vector<TransferSpan> spans, int rank, int 
       events.push_back(row_name(rank, first + number, number == 0 ? kind : kind + " " + std::to_string(number + 1)));
     }
     *row = span.end;
-    Json transfer = event(span.name, rank, first + static_cast<int>(row - free_at.begin()), span.begin, span.end);
+    OrderedJson transfer =
+        event(span.name, rank, first + static_cast<int>(row - free_at.begin()), span.begin, span.end);
     if (span.bytes > 0) transfer["args"] = {{"bytes", span.bytes}};
     events.push_back(std::move(transfer));
   }
@@ -136,7 +137,7 @@ std::string to_text(const TransferReport& report) {
 
 std::string chrome_trace(const std::deque<TransferLog::Mark>& marks, const std::vector<TransferSpan>& spans,
                          const std::vector<std::string>& units, int rank, SteadyClock::time_point now) {
-  Json events = Json::array();
+  OrderedJson events = OrderedJson::array();
   events.push_back(
       {{"name", "process_name"}, {"ph", "M"}, {"pid", rank}, {"args", {{"name", "rank " + std::to_string(rank)}}}});
   events.push_back(row_name(rank, kPhaseRow, "training"));
@@ -157,7 +158,7 @@ std::string chrome_trace(const std::deque<TransferLog::Mark>& marks, const std::
   }
   add_transfers(events, std::move(reads), rank, kFirstRead, "reads");
   add_transfers(events, std::move(writes), rank, kFirstWrite, "writes");
-  return Json{{"displayTimeUnit", "ms"}, {"traceEvents", std::move(events)}}.dump();
+  return OrderedJson{{"displayTimeUnit", "ms"}, {"traceEvents", std::move(events)}}.dump();
 }
 
 }  // namespace zeroth

@@ -1,5 +1,7 @@
 #include "engine/updater.h"
 
+#include "engine/own_writes.h"
+
 #include <zeroth/base/error.h>
 
 #include <algorithm>
@@ -11,6 +13,8 @@ namespace zeroth {
 namespace {
 
 constexpr std::int64_t kRounded = 16'384;  // elements whose sums are rounded at a time
+constexpr std::int64_t kTaken =
+    16'384;  // elements whose writes are taken at a time: the update finds them in the cache
 
 /// Calls body(first, end, sums) for parts of n sums in `narrow`, widened to `accumulation`. `from` has them in `dtype`,
 /// which is one of both.
@@ -184,9 +188,40 @@ void Updater::update_piece(const Piece& piece, const StateView& view, const Plac
                   update_with(begin + from, begin + to, sums);
                 });
   };
-  if (!has_entries_of_tensors_) return kernels.for_ranges(updated.size(), update);
+  const bool takes = !on_bus && takes_writes(piece.flat);
+  const auto take_and_update = [&](std::int64_t begin, std::int64_t end) {
+    const std::int64_t most = has_entries_of_tensors_ || !takes ? end - begin : kTaken;
+    for (std::int64_t at = begin; at < end; at += most) {
+      const std::int64_t n = std::min(most, end - at);
+      if (takes)
+        take_writes(view, place.param + array_bytes(at, layout.dtype), updated.begin + at, n, kernels, stream_);
+      update(at, at + n);
+    }
+  };
+  if (!has_entries_of_tensors_) return kernels.for_ranges(updated.size(), take_and_update);
   for (const Range& block : blocks_of(piece.flat, updated))
-    update(block.begin - updated.begin, block.end - updated.begin);
+    take_and_update(block.begin - updated.begin, block.end - updated.begin);
+}
+
+bool Updater::takes_writes(int flat) const {
+  return memory_.shows_rest() && kernels_.on_host() && master_of(layout_.flat(flat).dtype) != Master::kNone;
+}
+
+void Updater::take_all_writes() {
+  for (const int flat : last_order_) {
+    if (!takes_writes(flat)) continue;
+    const Range range = memory_.update_range(flat);
+    for (std::int64_t at = range.begin; at < range.end;) {
+      const std::int64_t end = std::min(range.end, memory_.together(flat, at).end);
+      const StateView view = memory_.view(flat, at, Access::kUpdate);
+      std::byte* const param = view.parameter(at);
+      const DType dtype = layout_.flat(flat).dtype;
+      kernels_.for_ranges(end - at, [&, first = at](std::int64_t from, std::int64_t to) {
+        take_writes(view, param + array_bytes(from, dtype), first + from, to - from, kernels_, stream_);
+      });
+      at = end;
+    }
+  }
 }
 
 std::vector<Range> Updater::blocks_of(int flat, const Range& range) const {

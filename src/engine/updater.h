@@ -63,6 +63,10 @@ class Updater {
   /// What update_flat() has updated counts as that no more: after a step that was refused.
   void forget_updated();
 
+  /// Masters take what was written to their parameters at rest, of all flats; an update does it by itself. See [Note:
+  /// Writes to parameters of 16 bits].
+  void take_all_writes();
+
   /// Starts to bring the states that the update goes on with: flats come in the order of the last one. Never blocks.
   void prefetch() { look_ahead({}, {}); }
 
@@ -106,6 +110,8 @@ class Updater {
   };
   void update_piece(const Piece& piece, const StateView& view, const Place& place, double factor,
                     const GroupHyper& hyper);
+  /// A caller may have written to the flat's parameters where they rest, and its masters know nothing of it.
+  [[nodiscard]] bool takes_writes(int flat) const;
   /// A piece whose sums and parameters, if they are on the device, are on the bus.
   struct Crossing {
     BusSlot slot;

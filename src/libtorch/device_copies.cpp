@@ -1,7 +1,14 @@
 #include "libtorch/device_copies.h"
 
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <cstring>
@@ -22,6 +29,30 @@ at::Tensor bytes_on(c10::Device device, std::int64_t bytes) {
   return at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
 }
 
+/// Modes of the caller's that would see our calls: of torch.func, of Python, of autograd.
+const c10::DispatchKeySet kModes =
+    c10::DispatchKeySet({c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+                         c10::DispatchKey::FuncTorchDynamicLayerBackMode, c10::DispatchKey::FuncTorchVmapMode,
+                         c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}) |
+    c10::autograd_dispatch_keyset_with_ADInplaceOrView;
+
+/// The sum of all words, each times an odd number of its place, modulo 2^64, on their device: it differs if one word
+/// does, and else but for one chance in 2^40 or less.
+at::Tensor digest_of(const at::Tensor& bytes) {
+  constexpr std::int64_t kChunk = std::int64_t{1} << 20U;
+  constexpr std::int64_t kMix = -7046029254386353131;  // 2^64 over the golden ratio, odd
+  const c10::impl::ExcludeDispatchKeyGuard as_plain_tensors(kModes);
+  const at::Tensor words = bytes.view(at::kLong);
+  const at::TensorOptions options = words.options();
+  at::Tensor digest = at::zeros({}, options);
+  const at::Tensor factors = at::arange(std::min(kChunk, words.numel()), options).mul_(2).add_(1).mul_(kMix);
+  for (std::int64_t begin = 0; begin < words.numel(); begin += kChunk) {
+    const std::int64_t n = std::min(kChunk, words.numel() - begin);
+    digest.mul_(kMix).add_(words.narrow(0, begin, n).mul(factors.narrow(0, 0, n)).sum());
+  }
+  return digest;
+}
+
 }  // namespace
 
 DeviceCopies::DeviceCopies(c10::Device device, const ModelLayout& layout, const ShardingPlan& plan)
@@ -30,7 +61,9 @@ DeviceCopies::DeviceCopies(c10::Device device, const ModelLayout& layout, const 
       table_(places(layout, plan)),
       slot_user_(table_.slot_bytes.size(), -1),
       bound_flats_(table_.slot_bytes.size(), 0),
-      overflow_(layout.flats.size()) {
+      overflow_(layout.flats.size()),
+      digests_(layout.flats.size()),
+      differs_(layout.flats.size()) {
   std::int64_t offset = 0;
   for (const std::size_t bytes : table_.slot_bytes) {
     slot_offset_.push_back(offset);
@@ -76,15 +109,57 @@ void DeviceCopies::refresh(int flat, const std::byte* host) {
   const at::Tensor place = place_of(flat);
   if (device_.is_cpu()) {
     std::memcpy(place.mutable_data_ptr(), host, static_cast<std::size_t>(bytes));
-    return;
+  } else {
+    place.copy_(at::from_blob(const_cast<std::byte*>(host), {bytes}, at::TensorOptions().dtype(at::kByte)));
   }
-  place.copy_(at::from_blob(const_cast<std::byte*>(host), {bytes}, at::TensorOptions().dtype(at::kByte)));
+  digests_[static_cast<std::size_t>(flat)] = digest_of(place);
+}
+
+std::vector<int> DeviceCopies::written(const std::vector<int>& flats) const {
+  const c10::impl::ExcludeDispatchKeyGuard as_plain_tensors(kModes);
+  std::vector<int> found;
+  std::vector<at::Tensor> differ;
+  for (const int flat : flats) {
+    const at::Tensor& digest = digests_[static_cast<std::size_t>(flat)];
+    if (!digest.defined()) continue;  // without elements
+    found.push_back(flat);
+    differ.push_back(digest_of(place_of(flat)).ne(digest));
+  }
+  if (differ.empty()) return {};
+  const at::Tensor all = at::stack(differ).to(at::kCPU);
+  std::size_t kept = 0;
+  for (std::size_t index = 0; index < found.size(); ++index) {
+    if (all.const_data_ptr<bool>()[index]) found[kept++] = found[index];
+  }
+  found.resize(kept);
+  return found;
+}
+
+void DeviceCopies::take(int flat, std::byte* host) {
+  const at::Tensor place = place_of(flat);
+  at::from_blob(host, {place.numel()}, at::TensorOptions().dtype(at::kByte)).copy_(place);
+  digests_[static_cast<std::size_t>(flat)] = digest_of(place);
+}
+
+std::vector<int> DeviceCopies::take_lost() {
+  std::vector<int> lost;
+  for (std::size_t flat = 0; flat < differs_.size(); ++flat) {
+    if (differs_[flat].defined() && differs_[flat].item<bool>()) lost.push_back(static_cast<int>(flat));
+    differs_[flat].reset();
+  }
+  return lost;
 }
 
 void DeviceCopies::release(int flat) noexcept {
   const auto index = static_cast<std::size_t>(flat);
   const FlatLayout& layout = layout_.flat(flat);
   if (layout.bytes() == 0) return;
+  try {
+    const c10::impl::ExcludeDispatchKeyGuard as_plain_tensors(kModes);
+    const at::Tensor differs = digest_of(place_of(flat)).ne(digests_[index]);
+    differs_[index] = differs_[index].defined() ? differs_[index].logical_or(differs) : differs;
+  } catch (...) {  // NOLINT(bugprone-empty-catch): the device fails, and whatever uses it next says so
+  }
   if (overflow_[index].defined()) {
     overflow_bytes_ -= layout.bytes();
     overflow_[index].reset();

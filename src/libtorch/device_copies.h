@@ -31,7 +31,18 @@ class DeviceCopies {
   [[nodiscard]] at::DataPtr fetch(int flat, const std::byte* host);
   /// The flat has a place, and there are new values for it.
   void refresh(int flat, const std::byte* host);
+  /// Notes whether the copy has been written to, see take_lost().
   void release(int flat) noexcept;
+
+  /// [Note: Writes to copies] Whoever writes to a parameter by its `.data` leaves no trace in autograd. So a copy has a
+  /// digest of 64 bits, computed where it lies: one pass over its memory when it is made, and one when it is looked at.
+  /// Of `flats`, which have places: those that were written to since fetch() or refresh(). Waits for the device once.
+  [[nodiscard]] std::vector<int> written(const std::vector<int>& flats) const;
+  /// The copy goes to `host`, of which it is a copy again.
+  void take(int flat, std::byte* host);
+  /// Flats whose copies had been written to when they were released, since the last call. Waits for the device where
+  /// copies were released.
+  [[nodiscard]] std::vector<int> take_lost();
 
   [[nodiscard]] c10::Device device() const { return device_; }
   /// Bytes of the arena, and of what was needed beyond it at one time.
@@ -49,6 +60,8 @@ class DeviceCopies {
   std::vector<int> slot_user_;        // unit, -1
   std::vector<int> bound_flats_;      // one a slot: of its user
   std::vector<at::Tensor> overflow_;  // one a flat, undefined as a rule
+  std::vector<at::Tensor> digests_;   // one a flat, int64 on the device: of the copy as the engine made it
+  std::vector<at::Tensor> differs_;   // one a flat, bool on the device, undefined if nothing was released
   std::uint64_t overflow_bytes_ = 0;
   std::uint64_t overflow_peak_ = 0;
 };

@@ -85,6 +85,9 @@ void EngineBase::flush_update() {
 StepResult EngineBase::step() {
   return runtime_->step();
 }
+StepResult EngineBase::end_accumulation() {
+  return runtime_->end_accumulation();
+}
 void EngineBase::begin_epoch() {
   runtime_->core().begin_epoch();
 }
@@ -137,7 +140,7 @@ void EngineBase::add_average(const std::string& name) {
   runtime_->add_average(name);
 }
 void EngineBase::update_average(const std::string& name, double decay) {
-  runtime_->core().update_average(name, decay);
+  runtime_->update_average(name, decay);
 }
 void EngineBase::swap_average(const std::string& name) {
   runtime_->swap_average(name);

@@ -651,19 +651,23 @@ void Runtime::flush_update() {
   settle();
   guards_.clear();
   require_all_ours();
-  slots_.require_kept();
+  take_writes();
   core_->flush_update();
   take_new_weights();
 }
 
-StepResult Runtime::end_step(bool all) {
+StepResult Runtime::end_step(StepEnd which) {
   require_own_process();
   settle();
   if (core_->has_gradients()) guards_.require_there();
   slots_.require_kept();
-  StepResult result = all ? core_->step_all() : core_->step();
+  if (which != StepEnd::kMicroStep || core_->micro_step() + 1 == core_->settings().micro_steps) slots_.take_writes();
+  slots_.require_nothing_lost();
+  StepResult result = which == StepEnd::kAll     ? core_->step_all()
+                      : which == StepEnd::kShort ? core_->end_accumulation()
+                                                 : core_->step();
   if (result.changed) {
-    slots_.refresh();
+    slots_.refresh(ParameterSlots::Renewed::kTrainable);
     slots_.bump_versions(trainable_);
   }
   if (result.boundary && step_shares_buffers()) share_statistics();
@@ -683,6 +687,7 @@ void Runtime::release_parameters() {
   require_own_process();
   settle();
   core_->abandon(/*in_backward=*/false);
+  slots_.take_writes();
   core_->together([&] { give_parameters_back(); });
 }
 
@@ -712,7 +717,7 @@ void Runtime::export_safetensors(const std::string& path) {
   settle();
   core_->require_whole("an export");
   require_all_ours();
-  slots_.require_kept();
+  take_writes();
   core_->together([&] {
     core_->sync(export_);
     libtorch::export_safetensors(path, *core_, model_);
@@ -723,7 +728,7 @@ std::vector<at::Tensor> Runtime::prepare_save(SaveOptions& options) {
   require_own_process();
   settle();
   require_all_ours();
-  slots_.require_kept();
+  take_writes();
   core_->require_own_weights("save()");
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> keep;
@@ -784,12 +789,13 @@ LoadReport Runtime::load(const std::string& path, const LoadOptions& given) {
   settle();
   guards_.clear();
   require_all_ours();
+  slots_.take_writes();  // what is not loaded keeps them
   core_->require_own_weights("load()");
   const LoadOptions options = by_own_names(given);
   LoadReport report = core_->load(path, options);
   if (report.path.empty()) return report;
   name_unwanted_states(report, core_->state_kinds());
-  slots_.refresh();
+  slots_.refresh(ParameterSlots::Renewed::kAll);
   slots_.bump_versions(trainable_);
   const at::NoGradGuard no_grad;
   for (const NamedBuffer& buffer : model_.buffers) {

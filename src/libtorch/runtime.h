@@ -121,9 +121,11 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// Whether parameters have gradients whose width depends on their uses.
   [[nodiscard]] bool counts_uses() const { return widths_.any(); }
   void release_parameters();
-  StepResult step() { return end_step(false); }
+  StepResult step() { return end_step(StepEnd::kMicroStep); }
   /// Ends all micro-steps at once, see zeroth::Engine::step_all().
-  StepResult step_all() { return end_step(true); }
+  StepResult step_all() { return end_step(StepEnd::kAll); }
+  /// See zeroth::Engine::end_accumulation().
+  StepResult end_accumulation() { return end_step(StepEnd::kShort); }
   /// Never kShareBuffers.
   [[nodiscard]] Next begin_batch(bool has_batch);
   [[nodiscard]] Next join() { return core_->join(); }
@@ -142,6 +144,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   };
   WeightReport load_weights(const std::vector<NamedTensor>& values, const WeightLoad& how);
   void add_average(const std::string& name);
+  void update_average(const std::string& name, double decay);
   void swap_average(const std::string& name);
   /// For Gathered. Throws kUsage where weights cannot be written now.
   void require_writable(Writers writers);
@@ -173,6 +176,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Runtime(Config config, ModelDescription model);
   void give_parameters_back();
   void meet_for_buffers();
+  /// What the user has written to parameters counts from now on, wherever their values lie; throws kModel where it is
+  /// lost.
+  void take_writes();
   /// Weights have new values on all ranks: copies, versions.
   void take_new_weights();
   void require_all_ours() const;
@@ -193,7 +199,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void leave_forward(const UnitUse& use) noexcept;
   void enter_backward();
   void leave_backward();
-  StepResult end_step(bool all);
+  enum class StepEnd : std::uint8_t { kMicroStep, kAll, kShort };
+  StepResult end_step(StepEnd which);
 
   Config config_;
   ModelDescription model_;

@@ -188,10 +188,16 @@ void Runtime::require_all_ours() const {
   for (std::size_t unit = 0; unit < model_.units.size(); ++unit) slots_.require_ours(static_cast<int>(unit));
 }
 
+void Runtime::take_writes() {
+  slots_.require_kept();
+  slots_.take_writes();
+  core_->take_writes();
+}
+
 void Runtime::take_new_weights() {
   std::vector<int> all;
   for (std::size_t param = 0; param < model_.params.size(); ++param) all.push_back(static_cast<int>(param));
-  slots_.refresh();
+  slots_.refresh(ParameterSlots::Renewed::kAll);
   slots_.bump_versions(all);
 }
 
@@ -200,7 +206,7 @@ void Runtime::read_states(const StateQuery& query,
   require_own_process();
   settle();
   require_all_ours();
-  slots_.require_kept();
+  take_writes();
   std::map<std::string, std::size_t> params;
   for (std::size_t param = 0; param < model_.params.size(); ++param)
     params.emplace(model_.params[param].tensor_name(), param);
@@ -224,7 +230,7 @@ void Runtime::read_states(const StateQuery& query,
 std::vector<LocalState> Runtime::local_states(const std::string& kind) {
   require_own_process();
   settle();
-  slots_.require_kept();
+  take_writes();
   std::vector<LocalState> states;
   for (StatePart& part : core_->local_states(kind)) {
     const auto param = std::ranges::find(model_.params, part.name, &ParamSpec::name) - model_.params.begin();
@@ -244,6 +250,7 @@ WeightReport Runtime::load_weights(const std::vector<NamedTensor>& values, const
   settle();
   guards_.clear();
   require_all_ours();
+  slots_.take_writes();  // what is not loaded keeps them
   core_->require_own_weights("load_state_dict()");
   core_->require_quiet("load_state_dict()");
   const at::NoGradGuard no_grad;
@@ -342,8 +349,14 @@ WeightReport Runtime::load_weights(const std::vector<NamedTensor>& values, const
 void Runtime::add_average(const std::string& name) {
   require_own_process();
   settle();
-  slots_.require_kept();
+  take_writes();
   core_->add_average(name);
+}
+
+void Runtime::update_average(const std::string& name, double decay) {
+  require_own_process();
+  take_writes();
+  core_->update_average(name, decay);
 }
 
 void Runtime::swap_average(const std::string& name) {
@@ -351,7 +364,7 @@ void Runtime::swap_average(const std::string& name) {
   settle();
   guards_.clear();
   require_all_ours();
-  slots_.require_kept();
+  take_writes();
   core_->swap_average(name);
   take_new_weights();
 }
@@ -366,7 +379,7 @@ void Runtime::require_writable(Writers writers) {
             .expected = "0 to " + std::to_string(core_->world() - 1) + ", or all",
             .got = std::to_string(writers.rank)});
   require_all_ours();
-  slots_.require_kept();
+  take_writes();
   core_->require_own_weights("gathered(modify_on=...)");
   core_->require_quiet("gathered(modify_on=...)");
 }

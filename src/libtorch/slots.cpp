@@ -1,6 +1,7 @@
 #include "libtorch/slots.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/text.h>
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/StorageImpl.h>
@@ -43,6 +44,8 @@ void ParameterSlots::set_layout(const ModelLayout& layout, bool gathered, std::u
   gathered_ = gathered;
   copies_ = std::move(copies);
   bound_.assign(layout.flats.size(), nullptr);
+  changing_.assign(layout.flats.size(), false);
+  forgiven_.assign(layout.flats.size(), false);
   for (std::size_t param = 0; param < tensors_.size(); ++param) {
     const Error error = not_gathered(static_cast<int>(param));
     memory_.emplace_back(tensors_[param].nbytes(), device_, error.what());
@@ -115,6 +118,7 @@ void ParameterSlots::bind(int flat, std::byte* data) {
   if (given_back_) return;
   const at::NoGradGuard no_grad;
   const FlatLayout& layout = layout_->flat(flat);
+  if (data != nullptr) forgiven_[static_cast<std::size_t>(flat)] = false;
   // On another device every parameter holds the copy of its flat.
   const auto copy = data != nullptr && copies_ ? std::make_shared<at::DataPtr>(copies_->fetch(flat, data)) : nullptr;
   for (const Segment& segment : layout.segments) {
@@ -132,34 +136,80 @@ void ParameterSlots::bind(int flat, std::byte* data) {
   bound_[static_cast<std::size_t>(flat)] = data;
 }
 
-void ParameterSlots::refresh() {
+void ParameterSlots::refresh(Renewed renewed) {
   if (!copies_ || given_back_) return;
   const at::NoGradGuard no_grad;
   for (std::size_t flat = 0; flat < bound_.size(); ++flat) {
-    if (bound_[flat] != nullptr && layout_->flats[flat].trainable)
-      copies_->refresh(static_cast<int>(flat), bound_[flat]);
+    if (bound_[flat] == nullptr || (renewed == Renewed::kTrainable && !layout_->flats[flat].trainable)) continue;
+    copies_->refresh(static_cast<int>(flat), bound_[flat]);
+    changing_[flat] = false;
   }
 }
 
-bool ParameterSlots::loses_writes(std::size_t param) const {
-  const ParamSpec& spec = specs_[param];
-  return gathered_ || copies_ != nullptr || (spec.trainable && accumulation_dtype(spec.dtype) != spec.dtype);
+void ParameterSlots::take_writes() {
+  if (!copies_ || gathered_ || given_back_) return;
+  const at::NoGradGuard no_grad;
+  std::vector<int> flats;
+  for (std::size_t flat = 0; flat < bound_.size(); ++flat) {
+    if (bound_[flat] != nullptr) flats.push_back(static_cast<int>(flat));
+  }
+  for (const int flat : copies_->written(flats)) {
+    if (changing_[static_cast<std::size_t>(flat)]) {
+      lose_write(flat, -1);
+    } else {
+      copies_->take(flat, bound_[static_cast<std::size_t>(flat)]);
+    }
+  }
+}
+
+void ParameterSlots::lose_write(int flat, std::int64_t element) noexcept {
+  if (forgiven_[static_cast<std::size_t>(flat)] || !lost_.empty()) return;
+  try {
+    lost_ = names_at(flat, element);
+  } catch (...) {
+    lost_ = "?";
+  }
+}
+
+std::string ParameterSlots::names_at(int flat, std::int64_t element) const {
+  std::vector<std::string> names;
+  for (const Segment& segment : layout_->flat(flat).segments) {
+    const std::string& name = specs_[static_cast<std::size_t>(segment.param)].name;
+    if (element >= segment.offset && element < segment.offset + segment.numel) return name;
+    names.push_back(name);
+  }
+  constexpr std::size_t kMost = 3;
+  const bool many = names.size() > kMost;
+  if (many) names.resize(kMost);
+  return "one of " + join(names, ", ") + (many ? ", ..." : "");
+}
+
+void ParameterSlots::throw_lost(const std::string& name) const {
+  throw Error(ErrorCode::kModel, "a parameter was written in place, where its value is only a copy",
+              {.where = "libtorch.parameters",
+               .which = name,
+               .expected = "values that only the engine changes",
+               .got = gathered_ ? "a write to what was gathered from the shards"
+                                : std::string("a write to a copy while its update ran"),
+               .hint = gathered_ ? "write inside engine.gathered(parameter, modify_on=...), or at a zero_optimization "
+                                   "stage below 3, where every rank has all of it"
+                                 : "write between step() and the next forward"});
 }
 
 void ParameterSlots::require_not_lost(std::size_t param) const {
-  ZR_CHECK(version_of(tensors_[param]) == versions_[param] || !loses_writes(param), ErrorCode::kModel,
-           "a parameter was written in place, where its value is only a copy",
-           {.where = "libtorch.parameters",
-            .which = specs_[param].name,
-            .expected = "values that only the engine changes",
-            .got = gathered_ ? "a write to what was gathered from the shards"
-                   : copies_ ? "a write to the copy on " + device_.str()
-                             : std::string("a write to the rounding of its float32 master"),
-            .hint = "write before the engine is built, or close() it, write, and build another one"});
+  if (gathered_ && version_of(tensors_[param]) != versions_[param]) throw_lost(specs_[param].name);
 }
 
-void ParameterSlots::require_kept() const {
+void ParameterSlots::require_nothing_lost() {
+  if (!lost_.empty()) throw_lost(std::exchange(lost_, ""));
+}
+
+void ParameterSlots::require_kept() {
+  if (copies_) {
+    for (const int flat : copies_->take_lost()) lose_write(flat, -1);
+  }
   for (std::size_t param = 0; param < tensors_.size(); ++param) require_not_lost(param);
+  require_nothing_lost();
 }
 
 void ParameterSlots::require_unwritten(int unit) const {
@@ -177,7 +227,11 @@ void ParameterSlots::require_unwritten(int unit) const {
 }
 
 void ParameterSlots::forget_writes(int unit) {
-  if (gathered_) take_versions(layout_->units[static_cast<std::size_t>(unit)].params);
+  if (!gathered_) return;
+  take_versions(layout_->units[static_cast<std::size_t>(unit)].params);
+  for (const int flat : layout_->unit_flats[static_cast<std::size_t>(unit)])
+    forgiven_[static_cast<std::size_t>(flat)] = true;
+  lost_.clear();
 }
 
 void ParameterSlots::take_versions(const std::vector<int>& params) {
@@ -192,6 +246,7 @@ void ParameterSlots::take_versions() {
 
 void ParameterSlots::require_bound(int unit) {
   require_ours(unit);
+  require_nothing_lost();
   for (const int param : layout_->units[static_cast<std::size_t>(unit)].params) {
     const auto index = static_cast<std::size_t>(param);
     require_not_lost(index);
@@ -241,7 +296,13 @@ void ParameterSlots::retire() {
 }
 
 void ParameterSlots::begin_update(int flat) {
-  if (gathered_ || copies_) return;  // what a backward reads is a copy
+  if (gathered_) return;  // what a backward reads is a copy
+  if (copies_) {
+    const at::NoGradGuard no_grad;
+    if (!copies_->written({flat}).empty()) copies_->take(flat, bound_[static_cast<std::size_t>(flat)]);
+    changing_[static_cast<std::size_t>(flat)] = true;
+    return;  // likewise
+  }
   std::vector<int> params;
   for (const Segment& segment : layout_->flat(flat).segments) params.push_back(segment.param);
   // A node that still needs them is refused by autograd.

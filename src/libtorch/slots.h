@@ -45,22 +45,30 @@ class ParameterSlots final : public ParameterBinder {
 
   void bind(int flat, std::byte* data) override;
   void begin_update(int flat) override;
-  /// The engine's memory has new values of what trains: the copies of what is bound get them too.
-  void refresh();
+  void lose_write(int flat, std::int64_t element) noexcept override;
+  enum class Renewed : std::uint8_t { kTrainable, kAll };
+  /// The engine's memory has new values of these parameters: the copies of what is bound get them too.
+  void refresh(Renewed renewed);
+  /// Where parameters are not gathered: what was written to copies of them goes to the engine's memory. See [Note:
+  /// Writes to copies].
+  void take_writes();
   /// The parameters take `own`, one a parameter, for their data; the engine binds none of them any more.
   void give_back(const std::vector<at::Tensor>& own);
   /// The memory behind the parameters goes away: they, and all views that graphs saved of them, become guards for ever.
   void retire();
   /// Throws kModel if a parameter of the unit no longer has the memory or dtype that it was given: module.to(), .data =
-  /// ...; or if it was written in place where that would be lost. Other writes, which autograd's version tells, are
-  /// taken note of.
+  /// ...; or if it was written in place while it was gathered. Other writes, which autograd's version tells, are taken
+  /// note of.
   void require_bound(int unit);
   /// The first half of require_bound(): parameters are where and what the engine made them.
   void require_ours(int unit) const;
   /// Throws kModel if a parameter of the unit was written since require_bound(), in the forward that began with it.
   void require_unwritten(int unit) const;
-  /// Throws kModel if a parameter was written in place where the update would overwrite it.
-  void require_kept() const;
+  /// Throws kModel if a parameter was written in place while it was gathered, or while an update of it ran: such writes
+  /// are lost.
+  void require_kept();
+  /// The part of require_kept() that costs nothing as a rule: writes that left no trace in autograd.
+  void require_nothing_lost();
   /// Tells autograd that every listed parameter has new values, so that a stale graph is an error, as in plain torch.
   void bump_versions(const std::vector<int>& params);
   /// After an error of require_unwritten(): where parameters are gathered, the write went away with the slot, and no
@@ -81,10 +89,11 @@ class ParameterSlots final : public ParameterBinder {
   void explain(int unit, const std::string& text);
 
  private:
-  /// The value that counts is not where the user writes: in a master, in shards, behind a copy.
-  [[nodiscard]] bool loses_writes(std::size_t param) const;
   [[nodiscard]] Error not_gathered(int param) const;
   void require_not_lost(std::size_t param) const;
+  /// Names of the flat's parameters, or of the one that has the element.
+  [[nodiscard]] std::string names_at(int flat, std::int64_t element) const;
+  [[noreturn]] void throw_lost(const std::string& name) const;
 
   std::vector<at::Tensor> tensors_;
   std::vector<ParamSpec> specs_;
@@ -95,11 +104,14 @@ class ParameterSlots final : public ParameterBinder {
   std::vector<at::Tensor> guards_;        // one a parameter
   c10::Device device_;
   std::unique_ptr<DeviceCopies> copies_;
-  std::vector<const std::byte*> bound_;  // one a flat: the engine's memory behind it, nullptr if it is not bound
-  std::vector<at::Tensor> initial_;      // host copies of initial values of one unit
+  std::vector<std::byte*> bound_;    // one a flat: the engine's memory behind it, nullptr if it is not bound
+  std::vector<at::Tensor> initial_;  // host copies of initial values of one unit
   std::function<at::Tensor(const std::string& name)> make_initial_;
   std::uint64_t initial_bytes_ = 0;
   std::uint64_t initial_peak_ = 0;
+  std::vector<bool> changing_;          // one a flat: the engine's memory is ahead of the copy
+  std::vector<bool> forgiven_;          // one a flat: writes to it have been refused already
+  std::string lost_{};                  // names of what was written to and lost, as it was first seen
   std::vector<std::int64_t> versions_;  // one a parameter: autograd's count of writes, as it was last known
   bool taken_ = false;                  // drop_initial() has begun: users' memory is going away
   bool given_back_ = false;

@@ -83,6 +83,8 @@ class ModelMemory {
   [[nodiscard]] StateBytes parameters_from(int flat, std::int64_t element) const;
   /// The blocks of parameters that rest in blocks; null if they are where they are used.
   [[nodiscard]] BlockedStates* filed_parameters() const { return filed_parameters_.get(); }
+  /// Parameters are computed with where they rest.
+  [[nodiscard]] bool shows_rest() const { return !plan_.gathers_parameters(); }
   /// Address of element `element` of the flat in the parameters at rest of `rank`. `rank` must be one of local_peers()
   /// and have the element at rest; the plan must share parameters.
   [[nodiscard]] const std::byte* peer_parameters(int flat, int rank, std::int64_t element) const;

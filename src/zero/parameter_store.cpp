@@ -3,9 +3,12 @@
 #include "zero/signals.h"
 #include "zero/sub_group.h"
 
+#include <zeroth/base/text.h>
 #include <zeroth/zero/parameter_store.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cstring>
 
 namespace zeroth {
 
@@ -97,6 +100,7 @@ void ParameterStore::start_gather(int unit) {
     }
   }
   state.gathered = true;
+  state.updating = false;
   ++counters_.gathers;
   if (ring_[static_cast<std::size_t>(unit)] >= 0) {
     counters_.live_slots_peak = std::max(counters_.live_slots_peak, ++counters_.live_slots);
@@ -115,6 +119,7 @@ void ParameterStore::finish(int unit) {
   state.ready.wait();
   if (state.bound) return;
   state.bound = true;
+  if (memory_.filed_parameters() != nullptr) keep_digests(unit);
   for (const int flat : model_.unit_flats[static_cast<std::size_t>(unit)]) binder_.bind(flat, flat_data(flat));
 }
 
@@ -131,6 +136,7 @@ void ParameterStore::drop(int unit) noexcept {
     state.ready.wait();  // a prefetch nobody used; its slot must be quiet before it is reused
   } catch (...) {        // NOLINT(bugprone-empty-catch): the error belongs to a gather whose result nobody wants
   }
+  if (state.bound) look_for_writes(unit);
   for (const int flat : model_.unit_flats[static_cast<std::size_t>(unit)]) {
     counters_.live_bytes -= model_.flat(flat).bytes();
     if (state.bound) binder_.bind(flat, nullptr);
@@ -145,6 +151,56 @@ void ParameterStore::drop(int unit) noexcept {
   }
   state.bound = false;
   state.gathered = false;
+}
+
+void ParameterStore::keep_digests(int unit) {
+  std::vector<std::uint64_t>& digests = units_[static_cast<std::size_t>(unit)].own_parts;
+  digests.clear();
+  if (!kernels_.on_host()) return;
+  for (const int flat : model_.unit_flats[static_cast<std::size_t>(unit)]) {
+    const std::span<const std::byte> own = own_in_slot(flat);
+    digests.push_back(digest64({reinterpret_cast<const char*>(own.data()), own.size()}));
+  }
+}
+
+std::span<const std::byte> ParameterStore::own_in_slot(int flat) {
+  const FlatLayout& layout = model_.flat(flat);
+  const Range whole = layout.part(memory_.rank(), whole_->to());
+  const Range own = layout.part(memory_.rank(), whole_->from());
+  return {flat_data(flat) + array_bytes(own.begin - whole.begin, layout.dtype), array_bytes(own.size(), layout.dtype)};
+}
+
+void ParameterStore::look_for_writes(int unit) noexcept {
+  const UnitState& state = units_[static_cast<std::size_t>(unit)];
+  if (!kernels_.on_host() || state.updating) return;
+  const std::vector<int>& flats = model_.unit_flats[static_cast<std::size_t>(unit)];
+  for (std::size_t index = 0; index < flats.size(); ++index) {
+    const int flat = flats[index];
+    const FlatLayout& layout = model_.flat(flat);
+    const std::span<const std::byte> own = own_in_slot(flat);
+    if (own.empty()) continue;
+    if (memory_.filed_parameters() != nullptr) {
+      const bool same = index >= state.own_parts.size() ||
+                        digest64({reinterpret_cast<const char*>(own.data()), own.size()}) == state.own_parts[index];
+      if (!same) binder_.lose_write(flat, -1);
+      continue;
+    }
+    const std::int64_t begin = layout.part(memory_.rank(), whole_->from()).begin;
+    const std::byte* const rest = memory_.parameters_from(flat, begin).in_memory();
+    if (rest == own.data()) continue;
+    const auto differs = [&](std::size_t at, std::size_t bytes) {
+      return std::memcmp(rest + at, own.data() + at, bytes) != 0;
+    };
+    std::atomic<std::size_t> first{own.size()};
+    kernels_.for_ranges(static_cast<std::int64_t>(own.size()), [&](std::int64_t from, std::int64_t to) {
+      if (!differs(static_cast<std::size_t>(from), static_cast<std::size_t>(to - from))) return;
+      auto at = static_cast<std::size_t>(from);
+      while (rest[at] == own[at]) ++at;
+      for (std::size_t known = first; at < known && !first.compare_exchange_weak(known, at);) {
+      }
+    });
+    if (first < own.size()) binder_.lose_write(flat, begin + static_cast<std::int64_t>(first / size_of(layout.dtype)));
+  }
 }
 
 void ParameterStore::bring(int flat, std::byte* out, SubGroupPath& group, CallPurpose purpose) {
@@ -242,6 +298,9 @@ void ParameterStore::quiesce() {
 }
 
 void ParameterStore::begin_update(int flat) {
+  UnitState& unit = units_[static_cast<std::size_t>(model_.flat(flat).unit)];
+  if (unit.bound && sharded()) look_for_writes(model_.flat(flat).unit);
+  unit.updating = true;
   memory_.signals(memory_.rank()).epoch(flat).store(epoch_ + 1);
 }
 
@@ -263,7 +322,25 @@ void ParameterStore::publish() {
   // Only now: others gather here what this rank has just taken, too.
   for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) own.epoch(static_cast<int>(flat)).store(epoch_);
   memory_.local_group().notify();
+  if (at_rest_->moves() && at_rest_->one_sided()) await_readers();
   if (memory_.filed_parameters() != nullptr) fetch_ahead(memory_.filed_parameters()->slots());
+}
+
+void ParameterStore::await_readers() {
+  std::vector<int> readers;
+  for (int index = 0; index < at_rest_->sub_group().count; ++index) {
+    const int rank = at_rest_->sub_group().rank(index);
+    if (rank != memory_.rank()) readers.push_back(rank);
+  }
+  const auto first = std::ranges::find_if(model_.flats, [](const FlatLayout& flat) { return flat.trainable; });
+  if (first == model_.flats.end() || readers.empty()) return;
+  const int flat = static_cast<int>(first - model_.flats.begin());
+  const auto has_read = [&](int rank) { return memory_.signals(rank).epoch(flat).load() >= epoch_; };
+  if (std::ranges::all_of(readers, has_read)) return;
+  std::vector<int> awaited;
+  for (const int rank : readers) awaited.push_back(memory_.local_peers().index_of(rank));
+  memory_.local_group().wait_until([&] { return std::ranges::all_of(readers, has_read); },
+                                   {.what = "the ranks that read updated parameters", .ranks = awaited});
 }
 
 void ParameterStore::take_updates(int flat) {

@@ -272,9 +272,18 @@ class Engine {
   /// Some forward, backward or caller has the unit gathered now.
   [[nodiscard]] bool holds(int unit) const;
 
-  /// Drops the gradients since the last step(), as zero_grad() does in torch. Collective and blocking if
-  /// has_gradients(); otherwise it does nothing. Throws kUsage in the middle of an accumulation, because earlier
-  /// micro-steps are already summed, and changes nothing then. Throws kMismatch on every rank if some call step().
+  /// Masters of 16-bit parameters take what the caller has written to parameters that rest where they are computed with
+  /// (stages 0 to 2). Ranks must write alike. An update does it by itself: this is for reads before it. Local.
+  void take_writes();
+  /// Updates now with the gradients of the micro-steps that there were since the last update, as at the end of an epoch
+  /// whose batches are no multiple of micro_steps. The gradient is their mean. A backward that no step() has taken is a
+  /// micro-step of its own. Returns a result without a boundary, and changes nothing, if there was none. Collective,
+  /// blocks. Throws what step() throws, and kMismatch on every rank if ranks are in different micro-steps.
+  StepResult end_accumulation();
+  /// Drops the gradients since the last update, as zero_grad() does in torch: those of all micro-steps of an
+  /// accumulation, which begins anew. Collective and blocking if there are any; otherwise it does nothing. Throws
+  /// kUsage on every rank, with nothing changed, if it drops a second accumulation after a step() without an update in
+  /// between: a loop that does so never trains. Throws kMismatch on every rank if some call step().
   void discard_gradients();
   /// True if a backward has ended on this rank since the last step().
   [[nodiscard]] bool has_gradients() const noexcept { return had_backward_; }
@@ -470,7 +479,8 @@ class Engine {
   void end_uneven_join();
   [[nodiscard]] double sum_over_ranks(double value, std::string_view name = {});
   void compare_names(OperationId what, std::string_view name);
-  StepResult finish_step(bool idle);
+  /// `micro_steps`: of the step.
+  StepResult finish_step(bool idle, int micro_steps);
   // src/engine/early_update.cpp
   /// Units may be updated inside the running backward.
   [[nodiscard]] bool updates_early() const;
@@ -594,7 +604,9 @@ class Engine {
   bool parted_ = false;             ///< see together()
   std::uint64_t forward_seq_ = 0;
   int micro_step_ = 0;
-  std::vector<int> gathers_{};  ///< see steer()
+  bool joins_short_step_ = false;  ///< on a rank without a batch: its next step() is end_accumulation()
+  int dropped_in_a_row_ = 0;       ///< accumulations that were dropped after a step(), since the last update
+  std::vector<int> gathers_{};     ///< see steer()
   bool had_backward_ = false;
   bool backward_failed_ = false;
   std::int64_t committed_steps_ = 0;

@@ -196,7 +196,10 @@ class EngineBase {
   /// next_batch() in parts, for front ends with their own step(): after each Next::kStep they call it and then join().
   [[nodiscard]] Next begin_batch(bool has_batch);
   [[nodiscard]] Next join();
-  /// Drops the gradients since the last step(); see zeroth::Engine::discard_gradients(). Not needed after an update: it
+  /// Updates now with the micro-steps that there were since the last update, as at the end of an epoch with an odd
+  /// number of batches; see zeroth::Engine::end_accumulation(). Collective, blocks.
+  StepResult end_accumulation();
+  /// Drops the gradients since the last update; see zeroth::Engine::discard_gradients(). Not needed after an update: it
   /// is for a dropped batch, and for gradients of another loss. Collective and blocking if there are gradients.
   void zero_grad();
   /// See zeroth::Engine::flush_update(). Collective, blocks.

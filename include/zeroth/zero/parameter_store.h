@@ -29,6 +29,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -49,6 +50,12 @@ class ParameterBinder {
   virtual void bind(int flat, std::byte* data) = 0;
   /// The parameters of the flat begin to change before step() is called; on the caller's thread, inside of backward.
   virtual void begin_update(int flat) { (void)flat; }
+  /// Somebody wrote to the flat's gathered parameters, and what was written goes away now: this rank's own part differs
+  /// from where it rests, first in `element`, -1 where that is not known. Must not throw.
+  virtual void lose_write(int flat, std::int64_t element) noexcept {
+    (void)flat;
+    (void)element;
+  }
 };
 
 class ParameterStore {
@@ -125,7 +132,9 @@ class ParameterStore {
     int leases = 0;
     bool gathered = false;  ///< its slot holds (or is being filled with) its parameters
     bool bound = false;
-    Event ready{};  ///< of the gather
+    bool updating = false;                   ///< what is at rest changes: the gathered values are those of before
+    Event ready{};                           ///< of the gather
+    std::vector<std::uint64_t> own_parts{};  ///< digests, one a flat, of what came from files; else empty
     Arena overflow{};
     MemoryHold overflow_hold{};
   };
@@ -141,6 +150,8 @@ class ParameterStore {
   void follow_order(int unit);
   /// This rank's part of a flat, at degree `group.from()`, in memory: where it rests, or brought to its place in `out`.
   const std::byte* own_part(int flat, std::byte* out, const SubGroupPath& group);
+  /// Blocks until the ranks that read this rank's updates in its memory have them: the caller may write there then.
+  void await_readers();
   /// Other ranks' updates of a flat, to where it rests here.
   void take_updates(int flat);
   /// Ranks must gather the same units in the same order.
@@ -152,6 +163,13 @@ class ParameterStore {
   [[noreturn]] void throw_other_version(int flat, int rank, std::uint64_t theirs) const;
   void finish(int unit);
   void drop(int unit) noexcept;
+  /// [Note: Lost writes] What somebody writes to a gathered unit goes away with its slot. Each rank compares its own
+  /// part with what it has at rest, so that ranks which write alike see every element, for a world-th of the bytes.
+  void look_for_writes(int unit) noexcept;
+  /// This rank's part of a gathered flat.
+  [[nodiscard]] std::span<const std::byte> own_in_slot(int flat);
+  /// Own parts that came from files are no longer in memory: their digests are kept.
+  void keep_digests(int unit);
   void note_order(int unit);
   void prefetch_next();
   [[nodiscard]] std::byte* flat_data(int flat);
