@@ -791,6 +791,8 @@ void bind_engine(py::module_& module) {
         return result;
       });
 
+  module.def("why_without_memory", &libtorch::why_without_memory, py::arg("tensor"));
+
   py::class_<UnitHooks>(module, "UnitHooks")
       .def(py::init<std::shared_ptr<Engine>, std::size_t>(), py::arg("engine"), py::arg("unit"))
       .def("before_root", &UnitHooks::before_root)

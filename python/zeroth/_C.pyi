@@ -933,6 +933,9 @@ class Gathered:
 
     def finish(self) -> None: ...
 
+def why_without_memory(tensor: torch.Tensor) -> str:
+    """Why a tensor that stands for a parameter or a gradient has no memory now; "" for another tensor."""
+
 class Engine:
     """The engine below zeroth.Engine: knows no module."""
 

@@ -33,6 +33,7 @@ from zeroth import (
     _json_values,
     _names,
     _place,
+    _printing,
     _schedule,
     _state,
     _units,
@@ -95,7 +96,7 @@ class Engine:
         config: ConfigLike = None,
         *,
         params: ParamGroups | None = None,
-        trainable_later: bool | Iterable[nn.Parameter | nn.Module] = False,
+        trainable_later: bool | nn.Parameter | nn.Module | Iterable[nn.Parameter | nn.Module] = False,
         units: Iterable[nn.Module] | None = None,
         world: _C.World | None = None,
         log_level: str = "info",
@@ -106,7 +107,8 @@ class Engine:
         `params`: parameter groups as torch's optimizers take them, each with its own hyper-parameters or the
         configuration's: "lr", "weight_decay", "betas", "eps" (AdamW, Adam), "momentum", "dampening", "nesterov" (SGD).
         `trainable_later`: frozen parameters, in a group or not, that may become trainable at any step: True for all, or
-        parameters and modules. They have moments and gradient memory from the beginning, as frozen ones in a group do.
+        a parameter, a module, or several of them. They have moments and gradient memory from the beginning, as frozen
+        ones in a group do.
         `units`: the modules to use as units, instead of zeroth.units(model). `world`: default
         World.from_environment(). `log_level`: least level that is logged. `progress_every_s`: seconds between two
         progress lines of rank 0, at least; 0: no such lines. `json_log`: path of a file to which the log and every step
@@ -166,6 +168,7 @@ class Engine:
         self._core.set_buffers(buffers)
         self._rank, self._world_size, self._config = self._core.rank, self._core.world_size, self._core.config
         self._device = self._core.device
+        _printing.install()
         self._steps = 0
         self._optimizer: Optimizer | None = None
         self._scheduler: Any = None
@@ -1277,14 +1280,24 @@ def _refuse_state_dict(path: str, module: nn.Module) -> RemovableHandle:
     return module.register_state_dict_pre_hook(hook)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _later(model: nn.Module, chosen: bool | Iterable[nn.Parameter | nn.Module]) -> list[str]:
+def _later(model: nn.Module, chosen: bool | nn.Parameter | nn.Module | Iterable[nn.Parameter | nn.Module]) -> list[str]:
     """Names of the parameters that `trainable_later` chooses. Raises Error USAGE for those of other modules."""
     named = list(model.named_parameters(remove_duplicate=False))
     if isinstance(chosen, bool):
         return [name for name, parameter in named if chosen and not parameter.requires_grad]
     known = {id(parameter) for _, parameter in named}
     wanted: set[int] = set()
-    for position, one in enumerate(chosen):
+    # One module, or one parameter, is that one: an iteration would go over its layers, or its rows.
+    for position, one in enumerate([chosen] if isinstance(chosen, nn.Module | torch.Tensor) else chosen):
+        if not isinstance(one, nn.Module | nn.Parameter):
+            raise _C.make_error(
+                "USAGE",
+                "what may train later is neither a parameter nor a module",
+                where="python.engine",
+                which=f"trainable_later, the entry at {position}",
+                expected="True, parameters, or modules for all of theirs",
+                got=f"{one!r}" if isinstance(one, str) else type(one).__name__,
+            )
         members = list(one.parameters()) if isinstance(one, nn.Module) else list(_boxes.parts_of(one))
         if any(id(parameter) not in known for parameter in members):
             raise _C.make_error(

@@ -1,5 +1,7 @@
 #include "libtorch/guards.h"
 
+#include <zeroth/libtorch/engine.h>
+
 #include <ATen/core/boxing/KernelFunction.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
@@ -31,11 +33,13 @@ struct Refusal {
 /// The storage of a guard.
 class GuardStorage final : public c10::StorageImpl {
  public:
-  GuardStorage(std::size_t bytes, c10::Device device, Refusal refusal);
+  GuardStorage(std::size_t bytes, c10::Device device, Refusal refusal, GuardedValue value);
   [[nodiscard]] const Refusal& refusal() const { return refusal_; }
+  [[nodiscard]] const GuardedValue& value() const { return value_; }
 
  private:
   Refusal refusal_;
+  GuardedValue value_;
   /// Is asked for memory when somebody wants to write to a storage that is copied on write.
   class RefusingAllocator final : public c10::Allocator {
    public:
@@ -71,10 +75,11 @@ bool set_materializer_of(Storage& storage, void (*refuse)(c10::StorageImpl*)) {
   return false;
 }
 
-GuardStorage::GuardStorage(std::size_t bytes, c10::Device device, Refusal refusal)
+GuardStorage::GuardStorage(std::size_t bytes, c10::Device device, Refusal refusal, GuardedValue value)
     : c10::StorageImpl(use_byte_size_t(), static_cast<std::int64_t>(bytes), at::DataPtr(nullptr, device), nullptr,
                        /*resizable=*/false),
-      refusal_(std::move(refusal)) {
+      refusal_(std::move(refusal)),
+      value_(std::move(value)) {
   if (set_materializer_of(static_cast<c10::StorageImpl&>(*this),
                           [](c10::StorageImpl* storage) { static_cast<GuardStorage*>(storage)->refusal_(); })) {
     return;
@@ -84,17 +89,57 @@ GuardStorage::GuardStorage(std::size_t bytes, c10::Device device, Refusal refusa
   set_data_ptr_noswap(at::DataPtr(nullptr, &RefusingAllocator::shared_pointer(), &c10::impl::cow::cow_deleter, device));
 }
 
-void refuse_if_guard(const c10::IValue& value) {
-  const auto refuse = [](const at::Tensor& tensor) {
-    if (!tensor.defined() || !tensor.key_set().has(kGuardKey)) return;
-    const auto* storage = dynamic_cast<const GuardStorage*>(tensor.storage().unsafeGetStorageImpl());
-    if (storage != nullptr) storage->refusal()();
+const GuardStorage* guard_behind(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.key_set().has(kGuardKey)) return nullptr;
+  return dynamic_cast<const GuardStorage*>(tensor.storage().unsafeGetStorageImpl());
+}
+
+/// The guards among an operator's arguments.
+void collect_guards(const c10::IValue& value, std::vector<at::Tensor>& guards) {
+  const auto look = [&guards](const at::Tensor& tensor) {
+    if (guard_behind(tensor) != nullptr) guards.push_back(tensor);
   };
-  if (value.isTensor()) refuse(value.toTensor());
-  if (value.isTensorList()) std::ranges::for_each(value.toTensorVector(), refuse);
+  if (value.isTensor()) look(value.toTensor());
+  if (value.isTensorList()) std::ranges::for_each(value.toTensorVector(), look);
   if (value.isOptionalTensorList()) {
-    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector())
-      refuse(tensor.value_or(at::Tensor()));
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) look(tensor.value_or(at::Tensor()));
+  }
+}
+
+/// Throws the refusal of the first guard whose values nobody has.
+void bring_values(const std::vector<at::Tensor>& guards) {
+  struct Wanted {
+    std::shared_ptr<ValueSource> source;
+    const Refusal& refusal;
+    std::vector<int> params;
+  };
+  std::vector<Wanted> wanted;
+  std::vector<std::pair<std::size_t, int>> of_guard;  // index in `wanted`, parameter
+  for (const at::Tensor& guard : guards) {
+    const GuardStorage& storage = *guard_behind(guard);
+    std::shared_ptr<ValueSource> source = storage.value().source.lock();
+    if (!source) storage.refusal()();
+    auto found = std::ranges::find(wanted, source, &Wanted::source);
+    if (found == wanted.end()) {
+      wanted.push_back({std::move(source), storage.refusal(), {}});
+      found = wanted.end() - 1;
+    }
+    found->params.push_back(storage.value().param);
+    of_guard.emplace_back(found - wanted.begin(), storage.value().param);
+  }
+  for (const Wanted& one : wanted) {
+    bool brought = false;
+    try {
+      brought = one.source->bring(one.params);
+    } catch (const Error& error) {
+      if (one.refusal.rethrow) one.refusal.rethrow(error);
+      throw;
+    }
+    if (!brought) one.refusal();
+  }
+  for (std::size_t index = 0; index < guards.size(); ++index) {
+    if (guard_behind(guards[index]) == nullptr) continue;  // the parameter itself: it has its memory
+    wanted[of_guard[index].first].source->attach(of_guard[index].second, guards[index]);
   }
 }
 
@@ -117,8 +162,10 @@ bool needs_no_values(const c10::OperatorHandle& op) {
 void look_at(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   if (!needs_no_values(op)) {
     const std::size_t arguments = op.schema().arguments().size();
+    std::vector<at::Tensor> guards;
     for (std::size_t index = stack->size() - arguments; index < stack->size(); ++index)
-      refuse_if_guard((*stack)[index]);
+      collect_guards((*stack)[index], guards);
+    if (!guards.empty()) bring_values(guards);
   }
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kGuardKey), stack);
 }
@@ -147,14 +194,20 @@ void set_throws(c10::StorageImpl& storage, bool throws, const std::string& text)
 
 }  // namespace
 
-at::Tensor make_guard(const at::Tensor& like, const Error& error, const Rethrow& rethrow) {
+at::Tensor make_guard(const at::Tensor& like, const Error& error, const Rethrow& rethrow, GuardedValue value) {
   register_look();
-  c10::Storage storage(c10::make_intrusive<GuardStorage>(like.nbytes(), like.device(), Refusal{error, rethrow}));
+  c10::Storage storage(
+      c10::make_intrusive<GuardStorage>(like.nbytes(), like.device(), Refusal{error, rethrow}, std::move(value)));
   const c10::DispatchKey key = c10::computeDispatchKey(like.scalar_type(), at::kStrided, like.device());
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(key).add(kGuardKey),
                                                          at::scalarTypeToTypeMeta(like.scalar_type()));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides());
   return tensor;
+}
+
+std::string why_without_memory(const at::Tensor& tensor) {
+  const GuardStorage* storage = guard_behind(tensor);
+  return storage == nullptr ? "" : storage->refusal().error.message();
 }
 
 ParameterStorage::ParameterStorage(std::size_t bytes, c10::Device device, std::string text)

@@ -10,11 +10,32 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace zeroth::libtorch {
 
 /// Throws an Error, or another exception of the front end's that stands for it.
 using Rethrow = std::function<void(const Error&)>;
+
+/// Where the values are that guards stand for.
+class ValueSource {
+ public:
+  ValueSource() = default;
+  ValueSource(const ValueSource&) = delete;
+  ValueSource& operator=(const ValueSource&) = delete;
+  virtual ~ValueSource() = default;
+  /// An operator is about to use the values of these parameters. True: they have memory until the forward that runs
+  /// ends. False: the use is refused. May block for other ranks, and throw.
+  [[nodiscard]] virtual bool bring(const std::vector<int>& params) = 0;
+  /// `alias` was made of the parameter's guard, which bring() has replaced: it gets the parameter's memory too.
+  virtual void attach(int param, const at::Tensor& alias) = 0;
+};
+
+/// Of one parameter.
+struct GuardedValue {
+  std::weak_ptr<ValueSource> source{};
+  int param = -1;
+};
 
 /// A tensor with the sizes, strides and dtype of `like` and no memory. Whatever would read or write it throws `error`
 /// through `rethrow`; what only asks for shapes, or makes views, works. Views of a guard are guards.
@@ -24,7 +45,10 @@ using Rethrow = std::function<void(const Error&)>;
 /// the storage: torch asks it to make a copy first, as if its memory were copied on write. One that is only looked at
 /// is null, and no error: torch's profiler notes the pointer of every parameter, and an exception would end the process
 /// there.
-[[nodiscard]] at::Tensor make_guard(const at::Tensor& like, const Error& error, const Rethrow& rethrow = nullptr);
+///
+/// An operator on guards with a source, or on views of them, asks it for their values first.
+[[nodiscard]] at::Tensor make_guard(const at::Tensor& like, const Error& error, const Rethrow& rethrow = nullptr,
+                                    GuardedValue value = {});
 
 /// Storage of one parameter, behind the parameter while it is bound and behind all views of it. What was saved for
 /// backward, or kept by the user, sees memory that comes and goes; while there is none, reading it throws c10::Error.

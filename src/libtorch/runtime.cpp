@@ -192,6 +192,7 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
   runtime->step_log_.set_every(options.progress_every);
   runtime->rethrow_ = options.rethrow;
   runtime->slots_.set_rethrow(options.rethrow);
+  runtime->slots_.set_source(runtime);
   runtime->slots_.set_initial(options.initial_value);
   if (runtime->config_.runtime.preemption) catch_preemption();
   runtime->announce(world);
@@ -379,6 +380,7 @@ std::shared_ptr<UnitUse> Runtime::begin(int unit, UnitScope::Kind kind) {
   use->invocation = core_->begin_forward(unit, evaluates_ && !at::GradMode::is_enabled() && !in_backward_);
   core_->pre_forward(use->invocation);
   use->reads = kind == UnitScope::Kind::kReading;
+  if (!use->reads) reads_.open(*use, at::RecordFunction::currentThreadId());
   if (!scales_loss() || use->reads) return use;
   use->outermost = depth_++ == 0 && !NodeOwners::instance().runs_node_of(*this);
   if (use->outermost) loss_scale_->suspend();
@@ -475,9 +477,27 @@ void Runtime::end(const std::shared_ptr<UnitUse>& use, Ended ended) {
   leave_forward(*use);
   core_->post_forward(use->invocation, ended.awaits_backward);
   backwards_.end_forward(use, ended.through_outputs);
+  slots_.require_nothing_lost();
+}
+
+bool Runtime::bring(const std::vector<int>& params) {
+  if (::getpid() != owner_) return false;
+  std::vector<int> units;
+  for (const int param : params) units.push_back(core_->layout().places[static_cast<std::size_t>(param)].unit);
+  std::ranges::sort(units);
+  units.erase(std::ranges::unique(units).begin(), units.end());
+  const std::uint64_t thread = at::RecordFunction::currentThreadId();
+  return reads_.read(units, thread, [this](int unit) {
+    if (read_units_.insert(unit).second) {
+      log_.progress("unit " + model_.units[static_cast<std::size_t>(unit)].name +
+                    " is read in the forward of another one: it is gathered for that, too");
+    }
+    return std::make_unique<UnitScope>(shared_from_this(), unit, UnitScope::Kind::kReading);
+  });
 }
 
 void Runtime::drop(const UnitUse& use) noexcept {
+  reads_.drop(use);
   leave_forward(use);
   core_->drop_forward(use.invocation);
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "libtorch/buffers.h"
+#include "libtorch/demand_reads.h"
 #include "libtorch/gradient_guards.h"
 #include "libtorch/gradient_widths.h"
 #include "libtorch/loss_scale.h"
@@ -25,6 +26,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,14 +36,19 @@ namespace zeroth::libtorch {
 /// What a hook says when compiled autograd asks how to compile it. Throws kModel.
 [[noreturn]] void refuse_compiled_autograd();
 
-class Runtime : public std::enable_shared_from_this<Runtime> {
+class Runtime final : public ValueSource, public std::enable_shared_from_this<Runtime> {
  public:
   /// Makes the core engine, brings rank 0's values and installs the hooks. Collective.
   static std::shared_ptr<Runtime> create(ModelDescription model, Config config, const World& world,
                                          EngineOptions options);
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
-  ~Runtime();
+  ~Runtime() override;
+
+  [[nodiscard]] bool bring(const std::vector<int>& params) override;
+  void attach(int param, const at::Tensor& alias) override { slots_.attach(param, alias); }
+  /// A forward ends: gives back the units that it has read beside its own.
+  void end_reads(const UnitUse& use) { reads_.close(use); }
 
   [[nodiscard]] std::shared_ptr<UnitUse> begin(int unit, UnitScope::Kind kind);
   /// A forward of a part of the model begins: what begin() of the root unit does without taking its parameters. The
@@ -212,6 +219,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::unique_ptr<Device> device_;
   std::shared_ptr<TrafficTable> traffic_;
   ParameterSlots slots_;
+  DemandReads reads_{slots_};
+  std::set<int> read_units_;  ///< of which the log has said that they are read by others
   std::unique_ptr<zeroth::Engine> core_;
   OperationId share_buffers_{};
   OperationId export_{};

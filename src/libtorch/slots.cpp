@@ -4,6 +4,7 @@
 #include <zeroth/base/text.h>
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/StorageImpl.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -50,7 +51,8 @@ void ParameterSlots::set_layout(const ModelLayout& layout, bool gathered, std::u
     const Error error = not_gathered(static_cast<int>(param));
     memory_.emplace_back(tensors_[param].nbytes(), device_, error.what());
     views_.push_back(tensor_on(memory_[param].storage(), tensors_[param]));
-    guards_.push_back(guard_like(static_cast<int>(param), error));
+    guards_.push_back(
+        make_guard(tensors_[param], error, rethrow_, {.source = source_, .param = static_cast<int>(param)}));
   }
 }
 
@@ -71,6 +73,34 @@ Error ParameterSlots::not_gathered(int param) const {
 
 at::Tensor ParameterSlots::guard_like(int param, const Error& error) const {
   return make_guard(tensor(param), error, rethrow_);
+}
+
+void ParameterSlots::attach(int param, const at::Tensor& alias) const {
+  const c10::InferenceMode as_alias(alias.is_inference());
+  const c10::Storage& storage = memory_[static_cast<std::size_t>(param)].storage();
+  const at::Tensor bound = tensor_on(storage, alias);
+  bound.unsafeGetTensorImpl()->set_storage_offset(alias.storage_offset());
+  alias.unsafeGetTensorImpl()->shallow_copy_from(bound.getIntrusivePtr());
+}
+
+bool ParameterSlots::has_aliases(int unit) const {
+  constexpr std::size_t kOwn = 3;  // the storage itself, the view of all of it, the parameter
+  return std::ranges::any_of(layout_->units[static_cast<std::size_t>(unit)].params, [this](int param) {
+    return memory_[static_cast<std::size_t>(param)].storage().use_count() > kOwn;
+  });
+}
+
+bool ParameterSlots::is_bound(int unit) const {
+  return std::ranges::all_of(layout_->unit_flats[static_cast<std::size_t>(unit)],
+                             [this](int flat) { return bound_[static_cast<std::size_t>(flat)] != nullptr; });
+}
+
+std::vector<int> ParameterSlots::bound_units() const {
+  std::vector<int> units;
+  for (int unit = 0; unit < static_cast<int>(layout_->units.size()); ++unit) {
+    if (!layout_->unit_flats[static_cast<std::size_t>(unit)].empty() && is_bound(unit)) units.push_back(unit);
+  }
+  return units;
 }
 
 void ParameterSlots::explain(int unit, const std::string& text) {

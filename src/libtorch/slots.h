@@ -30,6 +30,8 @@ class ParameterSlots final : public ParameterBinder {
   /// `tensors`: one a parameter, the user's own. They are kept, and changed only by bind().
   ParameterSlots(std::vector<at::Tensor> tensors, std::vector<ParamSpec> specs);
   void set_rethrow(Rethrow rethrow) { rethrow_ = std::move(rethrow); }  ///< before set_layout(); see make_guard()
+  /// Of values that are used while they are not gathered; before set_layout().
+  void set_source(std::weak_ptr<ValueSource> source) { source_ = std::move(source); }
 
   /// Call once the layout is known, before the first bind(). With `copies` storages point at these and not at the
   /// engine's memory. `gathered`: parameters at rest are shards.
@@ -83,6 +85,13 @@ class ParameterSlots final : public ParameterBinder {
   [[nodiscard]] c10::Device device() const { return device_; }
   [[nodiscard]] const DeviceCopies* copies() const { return copies_.get(); }
 
+  /// See ValueSource::attach(); the parameter is bound.
+  void attach(int param, const at::Tensor& alias) const;
+  /// Tensors beside the unit's parameters have their memory: views, or what graphs have saved of these.
+  [[nodiscard]] bool has_aliases(int unit) const;
+  [[nodiscard]] bool is_bound(int unit) const;
+  [[nodiscard]] std::vector<int> bound_units() const;
+
   /// Something with the shape of a parameter and no memory: any access is this error.
   [[nodiscard]] at::Tensor guard_like(int param, const Error& error) const;
   /// Why the unit's parameters have no memory, instead of the usual text. Views of them say so until explain("").
@@ -99,6 +108,7 @@ class ParameterSlots final : public ParameterBinder {
   std::vector<ParamSpec> specs_;
   const ModelLayout* layout_ = nullptr;
   Rethrow rethrow_;
+  std::weak_ptr<ValueSource> source_;
   std::vector<ParameterStorage> memory_;  // one a parameter
   std::vector<at::Tensor> views_;         // one a parameter, of all of its storage
   std::vector<at::Tensor> guards_;        // one a parameter

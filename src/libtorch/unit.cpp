@@ -82,6 +82,7 @@ void UnitScope::follow_inputs(const std::vector<at::Tensor>& inputs) {
 
 void UnitScope::finish(const std::vector<at::Tensor>& outputs) {
   if (!state_) return;
+  state_->runtime->end_reads(*state_->use);
   state_->runtime->require_unwritten(state_->use->invocation.unit);
   state_->runtime->end_scale(*state_->use, outputs);
   const std::unique_ptr<State> state = std::move(state_);

@@ -57,7 +57,14 @@ class Guards(unittest.TestCase):
         train(engine)
         name, weight = next((name, p) for name, p in model.named_parameters() if name.startswith("blocks.1"))
         self.assertEqual(weight.dim(), 2)
+        self.assertEqual(
+            repr(weight).replace("\n", " "),
+            f"Parameter containing: tensor(<parameter '{name}' is not gathered now, so it has no memory>, "
+            f"size={tuple(weight.shape)}, dtype=torch.float64, requires_grad=True)",
+        )
         for reader, read in READERS.items():
+            if reader == "repr":
+                continue
             named = f"parameter '{name}' is not gathered now"
             text = f"{named}|{UNNAMED}" if reader in OF_TORCH else named
             with self.subTest(reader), self.assertRaisesRegex(Exception, text) as caught:

@@ -584,15 +584,19 @@ class Units(unittest.TestCase):
 
 class Guards(unittest.TestCase):
     def test_inside_a_call_of_the_engine_they_are_errors_of_zeroth(self) -> None:
-        model, engine = make(stage=3)
-        block = model.blocks[1]
-        handle = model.first.register_forward_hook(lambda module, args, output: output + block.linear.bias.sum())
+        losses = []
+        for stage in (0, 3):  # in a forward they are gathered
+            model, engine = make(stage=stage)
+            bias = model.blocks[1].linear.bias
+            handle = model.first.register_forward_hook(lambda module, args, output, bias=bias: output + bias.sum())
+            losses.append(engine(*BATCH).item())
+            handle.remove()
+        self.assertEqual(*losses)
         with self.assertRaisesRegex(zeroth.Error, r"parameter 'blocks\.1\.linear\.bias' is not gathered") as caught:
-            engine(*BATCH)
+            bias.sum()
         error = caught.exception
         self.assertEqual((error.code, error.exit_code, error.which), ("USAGE", 64, "blocks.1.linear.bias"))
         self.assertIn("units=[...]", error.hint)
-        handle.remove()
         weight = model.blocks[0].linear.weight
         handle = model.head.weight.register_hook(lambda grad: grad + weight.sum())
         with self.assertRaisesRegex(zeroth.Error, "parameter 'blocks.0.linear.weight' is not gathered"):

@@ -500,6 +500,16 @@ def later() -> None:
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(expected[name], parameter.detach(), rtol=1e-6, atol=1e-6)
 
+    for one in (model.scale, model.blocks[0]):  # instead of a list
+        model = make_net(torch.float32).requires_grad_(False)
+        one = model.scale if isinstance(one, nn.Parameter) else model.blocks[0]
+        engine = zeroth.Engine(model, trainable_later=one, log_level="warning")
+        one.requires_grad_(True)
+        backward(engine, 0, 0)
+        assert engine.step().committed
+        engine.close()
+    with refused("USAGE", "neither a parameter nor a module"):
+        zeroth.Engine(make_net(torch.float32), trainable_later="scale")  # type: ignore[arg-type]
     with refused("USAGE", "none of the module's"):
         zeroth.Engine(make_net(torch.float32), trainable_later=[torch.nn.Parameter(torch.ones(1))])
 

@@ -24,6 +24,13 @@ class States(job.RankTest):
             self.run_calls(2, "averages", f"saved_averages={folder}/a", "statistics", "later", "penalties")
             self.run_calls(2, f"pretrained={folder}/b", "meta")
 
+    def test_writes_of_the_user_and_accumulations_that_end_early(self) -> None:
+        calls = ("frozen", "by_data", "masters_stay", "lost", "accumulations", "joined", "reads_of_others")
+        with tempfile.TemporaryDirectory() as folder:
+            out = self.run_well(2, "writes_rank.py", folder, *calls).splitlines()
+        for call in calls:
+            self.assertEqual(sum(f" {call} done" in line for line in out), 2, out)
+
     def test_three_ranks(self) -> None:
         self.run_calls(3, "updates", "statistics", "penalties")
 

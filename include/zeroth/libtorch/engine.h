@@ -105,6 +105,10 @@ struct WeightReport {
 };
 
 /// The part of the engine that does not depend on the model's type. One thread at a time.
+/// Why a tensor that stands for a parameter or a gradient has no memory now, in a sentence, for who prints it; "" for
+/// another tensor. Reads no values.
+[[nodiscard]] std::string why_without_memory(const at::Tensor& tensor);
+
 class EngineBase {
  public:
   EngineBase(std::shared_ptr<torch::nn::Module> model, Config config, const World& world, EngineOptions options);
