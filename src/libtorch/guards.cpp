@@ -161,10 +161,16 @@ bool needs_no_values(const c10::OperatorHandle& op) {
 
 void look_at(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   if (!needs_no_values(op)) {
-    const std::size_t arguments = op.schema().arguments().size();
+    const std::vector<c10::Argument>& arguments = op.schema().arguments();
+    const std::size_t first = stack->size() - arguments.size();
     std::vector<at::Tensor> guards;
-    for (std::size_t index = stack->size() - arguments; index < stack->size(); ++index)
-      collect_guards((*stack)[index], guards);
+    for (std::size_t index = 0; index < arguments.size(); ++index) {
+      const std::size_t before = guards.size();
+      collect_guards((*stack)[first + index], guards);
+      const bool is_written = arguments[index].alias_info() != nullptr && arguments[index].alias_info()->isWrite();
+      // What is gathered is a copy: a write to it would be lost.
+      if (is_written && guards.size() > before) guard_behind(guards[before])->refusal()();
+    }
     if (!guards.empty()) bring_values(guards);
   }
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kGuardKey), stack);

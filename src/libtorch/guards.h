@@ -46,7 +46,7 @@ struct GuardedValue {
 /// is null, and no error: torch's profiler notes the pointer of every parameter, and an exception would end the process
 /// there.
 ///
-/// An operator on guards with a source, or on views of them, asks it for their values first.
+/// An operator that only reads guards with a source, or views of them, asks it for their values first.
 [[nodiscard]] at::Tensor make_guard(const at::Tensor& like, const Error& error, const Rethrow& rethrow = nullptr,
                                     GuardedValue value = {});
 

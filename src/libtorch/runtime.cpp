@@ -18,6 +18,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 #include <unistd.h>
@@ -486,14 +487,30 @@ bool Runtime::bring(const std::vector<int>& params) {
   for (const int param : params) units.push_back(core_->layout().places[static_cast<std::size_t>(param)].unit);
   std::ranges::sort(units);
   units.erase(std::ranges::unique(units).begin(), units.end());
-  const std::uint64_t thread = at::RecordFunction::currentThreadId();
-  return reads_.read(units, thread, [this](int unit) {
-    if (read_units_.insert(unit).second) {
-      log_.progress("unit " + model_.units[static_cast<std::size_t>(unit)].name +
-                    " is read in the forward of another one: it is gathered for that, too");
-    }
+  const auto tell = [this](int unit) {
+    if (!read_units_.insert(unit).second) return;
+    log_.progress("unit " + model_.units[static_cast<std::size_t>(unit)].name +
+                  " is read in the forward of another one: it is gathered for that, too");
+  };
+  const bool in_forward = reads_.read(units, at::RecordFunction::currentThreadId(), [&](int unit) {
+    tell(unit);
     return std::make_unique<UnitScope>(shared_from_this(), unit, UnitScope::Kind::kReading);
   });
+  return in_forward || bring_to_node(units);
+}
+
+bool Runtime::bring_to_node(const std::vector<int>& units) {
+  const auto node = torch::autograd::get_current_node();
+  if (!in_backward_ || !node || !NodeOwners::instance().runs_node_of(*this)) return false;
+  const std::lock_guard lock(hooks_);
+  for (const int unit : units) {
+    const auto use = std::make_shared<UnitUse>(UnitUse{.invocation = core_->begin_forward(unit),
+                                                       .reads = true,
+                                                       .thread = node->thread_id(),
+                                                       .first_node = node->sequence_nr()});
+    if (backwards_.begin(use)) core_->pre_backward(unit);
+  }
+  return true;
 }
 
 void Runtime::drop(const UnitUse& use) noexcept {

@@ -204,6 +204,10 @@ class Runtime final : public ValueSource, public std::enable_shared_from_this<Ru
   void install_hooks(const EngineOptions& options);
   [[nodiscard]] LoadOptions by_own_names(LoadOptions options) const;
   void leave_forward(const UnitUse& use) noexcept;
+  /// bring() where a node of a backward reads: a function of the user's own that saved a weight of another unit.
+  /// Autograd numbers such a node before the function's own forward runs, so it comes before the nodes of that read.
+  /// False if no forward of the engine made the node that runs.
+  [[nodiscard]] bool bring_to_node(const std::vector<int>& units);
   void enter_backward();
   void leave_backward();
   enum class StepEnd : std::uint8_t { kMicroStep, kAll, kShort };

@@ -80,6 +80,8 @@ void ParameterSlots::attach(int param, const at::Tensor& alias) const {
   const c10::Storage& storage = memory_[static_cast<std::size_t>(param)].storage();
   const at::Tensor bound = tensor_on(storage, alias);
   bound.unsafeGetTensorImpl()->set_storage_offset(alias.storage_offset());
+  bound._set_conj(alias.is_conj());
+  bound._set_neg(alias.is_neg());
   alias.unsafeGetTensorImpl()->shallow_copy_from(bound.getIntrusivePtr());
 }
 

@@ -190,16 +190,19 @@ class Plain(nn.Module):
         self.enter = nn.Linear(WIDTH, WIDTH)
         self.blocks = nn.ModuleList(self.Block() for _ in range(3))
         self.head = nn.Linear(WIDTH, CLASSES)
+        self.first: Callable[[Plain, torch.Tensor], torch.Tensor] = lambda model, x: x
+        self.last: Callable[[Plain, torch.Tensor], torch.Tensor] = lambda model, x: x
+        """run in forward, before the blocks and after the loss"""
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        h = self.enter(x)
+        h = self.enter(self.first(self, x))
         for block in self.blocks:
             h = block(h)
         return h
 
     def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
         h = self.features(x)
-        return h if y is None else loss_of(self.head(h), y)
+        return h if y is None else self.last(self, loss_of(self.head(h), y))
 
 
 def loss_of(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -373,6 +376,73 @@ def a_penalty_of_orthogonality(model, engine, x, y, backward):  # type: ignore[n
             w = block.down.weight
             loss = loss + 0.1 * torch.norm(w @ w.T - torch.eye(WIDTH))
     return loss
+
+
+class Product(torch.autograd.Function):
+    """x times a weight that it saves itself: autograd has numbered the node when this forward runs."""
+
+    @staticmethod
+    def forward(ctx, x, weight):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        x, weight = ctx.saved_tensors
+        return grad @ weight.T, x.flatten(0, -2).T @ grad.flatten(0, -2)
+
+
+def penalty(model: Plain, loss: torch.Tensor) -> torch.Tensor:
+    return loss + 0.1 * sum(parameter.square().sum() for parameter in model.parameters())
+
+
+def neighbour(model: Plain, x: torch.Tensor) -> torch.Tensor:
+    """By a product, by a view of a view, by a row, in a list."""
+    up, down = model.blocks[0].up, model.blocks[2].down
+    h = F.linear(x, up.weight, up.bias) + x @ down.weight.T[:, :].T + down.weight[1]
+    return h + torch.stack([up.bias, down.bias]).sum(0)
+
+
+def with_forwards(model: Plain, engine: zeroth.Engine | None, x: torch.Tensor, y: torch.Tensor, **code: Any) -> Any:
+    for name, function in code.items():
+        setattr(model, name, function)
+    return (engine or model)(x, y)
+
+
+@way
+def a_penalty_on_all_weights_in_the_forward(model, engine, x, y, backward):  # type: ignore[no-untyped-def]
+    return with_forwards(model, engine, x, y, last=penalty)
+
+
+@way
+def a_penalty_before_the_blocks_run(model, engine, x, y, backward):  # type: ignore[no-untyped-def]
+    return with_forwards(model, engine, x, y, first=lambda model, x: x + penalty(model, x.mean() * 0.0) / 100)
+
+
+@way
+def weights_of_other_units_in_the_forward(model, engine, x, y, backward):  # type: ignore[no-untyped-def]
+    return with_forwards(model, engine, x, y, first=neighbour)
+
+
+@way
+def weights_of_other_units_in_a_checkpoint(model, engine, x, y, backward):  # type: ignore[no-untyped-def]
+    def first(model: Plain, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(neighbour, model, x, use_reentrant=False)
+
+    return with_forwards(model, engine, x, y, first=first)
+
+
+@way
+def a_function_that_saves_the_weight_of_another_unit(model, engine, x, y, backward):  # type: ignore[no-untyped-def]
+    return with_forwards(model, engine, x, y, first=lambda model, x: Product.apply(x, model.blocks[1].up.weight))
+
+
+@way
+def weights_that_one_rank_reads(model, engine, x, y, backward):  # type: ignore[no-untyped-def]
+    """Over memory that is shared each rank gathers for itself."""
+    if engine is None or engine.rank == 0:
+        return with_forwards(model, engine, x, y, last=lambda model, loss: loss + penalty(model, loss).detach() * 0.0)
+    return with_forwards(model, engine, x, y)
 
 
 @way

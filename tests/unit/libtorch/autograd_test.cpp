@@ -306,6 +306,33 @@ TEST(Autograd, AnAliasOfAParameterIsAnErrorWhileItHasNoMemory) {
   });
 }
 
+TEST(Autograd, AForwardReadsParametersOfAnotherUnitAndWritesNone) {
+  std::vector<double> sums;  // of rank 0
+  for (const int stage : {0, 3}) {
+    test::run_world(2, [&](const World& world) {
+      Trainee trainee({}, config_of(stage), world);
+      const Tensor& weight = trainee.model->layer(0).weight;
+      const Tensor view = weight.t();  // over the guard, before anything is gathered
+      double sum = 0;
+      trainee.model->layer(1).probe = [&](LayerImpl&, const Tensor&) {
+        sum = weight.square().sum().item<double>() + torch::stack({view, view}).sum().item<double>();
+        if (stage == 3) {
+          const std::string text = thrown_by([&] { trainee.model->layer(2).weight.detach().zero_(); });
+          test::require(text.find("parameter 'layer2.weight' is not gathered now") != std::string::npos, text);
+        }
+      };
+      (void)trainee.train(0);
+      test::require(sum != 0, "nothing was read");
+      if (stage == 3) {
+        const std::string text = thrown_by([&] { (void)weight.sum(); });
+        test::require(text.find("parameter 'layer0.weight' is not gathered now") != std::string::npos, text);
+      }
+      if (world.rank() == 0) sums.push_back(sum);
+    });
+  }
+  EXPECT_EQ(sums.at(0), sums.at(1));
+}
+
 TEST(Autograd, AGuardSaysItsNameToEveryReaderButOneThatOnlyLooksAtItsPointer) {
   test::run_world(2, [&](const World& world) {
     Trainee trainee({}, config_of(3), world);
