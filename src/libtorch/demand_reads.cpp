@@ -39,13 +39,14 @@ bool DemandReads::is_held(int unit) const {
   });
 }
 
-bool DemandReads::read(const std::vector<int>& units, std::uint64_t thread,
+bool DemandReads::read(const std::vector<int>& units, const Storages& used, std::uint64_t thread,
                        const std::function<std::unique_ptr<UnitScope>(int unit)>& gather) {
   if (forwards_.empty() || forwards_.back().thread != thread) return false;
   const std::size_t forward = forwards_.size() - 1;
   const auto is_wanted = [&units](const Read& read) { return std::ranges::find(units, read.unit) != units.end(); };
   std::vector<Read>& reads = forwards_[forward].reads;
-  while (!reads.empty() && !is_wanted(reads.back()) && !slots_.has_aliases(reads.back().unit)) {
+  while (!reads.empty() && !is_wanted(reads.back()) && !slots_.has_aliases(reads.back().unit) &&
+         !slots_.has_any(reads.back().unit, used)) {
     const std::unique_ptr<UnitScope> scope = std::move(reads.back().scope);
     reads.pop_back();
     scope->finish({});

@@ -1,6 +1,8 @@
 // DemandReads: units whose parameters the forward of another unit reads.
 #pragma once
 
+#include "libtorch/guards.h"
+
 #include <zeroth/libtorch/unit.h>
 
 #include <cstdint>
@@ -30,9 +32,9 @@ class DemandReads {
   void close(const UnitUse& forward);
   /// It has failed.
   void drop(const UnitUse& forward) noexcept;
-  /// Makes the units readable until the forward that runs on the thread ends. False if there is none.
-  /// `gather` makes the scope of a unit.
-  [[nodiscard]] bool read(const std::vector<int>& units, std::uint64_t thread,
+  /// Makes the units readable until the next read of others, at least. False if no forward runs on the thread.
+  /// `used`: memory that must stay. `gather` makes the scope of a unit.
+  [[nodiscard]] bool read(const std::vector<int>& units, const Storages& used, std::uint64_t thread,
                           const std::function<std::unique_ptr<UnitScope>(int unit)>& gather);
 
  private:

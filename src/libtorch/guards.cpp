@@ -94,11 +94,9 @@ const GuardStorage* guard_behind(const at::Tensor& tensor) {
   return dynamic_cast<const GuardStorage*>(tensor.storage().unsafeGetStorageImpl());
 }
 
-/// The guards among an operator's arguments.
-void collect_guards(const c10::IValue& value, std::vector<at::Tensor>& guards) {
-  const auto look = [&guards](const at::Tensor& tensor) {
-    if (guard_behind(tensor) != nullptr) guards.push_back(tensor);
-  };
+/// Calls look(tensor) for the tensors in an argument of an operator.
+template <class Look>
+void for_tensors(const c10::IValue& value, const Look& look) {
   if (value.isTensor()) look(value.toTensor());
   if (value.isTensorList()) std::ranges::for_each(value.toTensorVector(), look);
   if (value.isOptionalTensorList()) {
@@ -107,7 +105,7 @@ void collect_guards(const c10::IValue& value, std::vector<at::Tensor>& guards) {
 }
 
 /// Throws the refusal of the first guard whose values nobody has.
-void bring_values(const std::vector<at::Tensor>& guards) {
+void bring_values(const std::vector<at::Tensor>& guards, const Storages& used) {
   struct Wanted {
     std::shared_ptr<ValueSource> source;
     const Refusal& refusal;
@@ -130,7 +128,7 @@ void bring_values(const std::vector<at::Tensor>& guards) {
   for (const Wanted& one : wanted) {
     bool brought = false;
     try {
-      brought = one.source->bring(one.params);
+      brought = one.source->bring(one.params, used);
     } catch (const Error& error) {
       if (one.refusal.rethrow) one.refusal.rethrow(error);
       throw;
@@ -164,14 +162,21 @@ void look_at(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
     const std::vector<c10::Argument>& arguments = op.schema().arguments();
     const std::size_t first = stack->size() - arguments.size();
     std::vector<at::Tensor> guards;
+    Storages used;
     for (std::size_t index = 0; index < arguments.size(); ++index) {
       const std::size_t before = guards.size();
-      collect_guards((*stack)[first + index], guards);
+      for_tensors((*stack)[first + index], [&](const at::Tensor& tensor) {
+        if (guard_behind(tensor) != nullptr) {
+          guards.push_back(tensor);
+        } else if (tensor.defined() && tensor.has_storage()) {
+          used.push_back(tensor.storage().unsafeGetStorageImpl());
+        }
+      });
       const bool is_written = arguments[index].alias_info() != nullptr && arguments[index].alias_info()->isWrite();
       // What is gathered is a copy: a write to it would be lost.
       if (is_written && guards.size() > before) guard_behind(guards[before])->refusal()();
     }
-    if (!guards.empty()) bring_values(guards);
+    if (!guards.empty()) bring_values(guards, used);
   }
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kGuardKey), stack);
 }

@@ -17,6 +17,8 @@ namespace zeroth::libtorch {
 /// Throws an Error, or another exception of the front end's that stands for it.
 using Rethrow = std::function<void(const Error&)>;
 
+using Storages = std::vector<const c10::StorageImpl*>;
+
 /// Where the values are that guards stand for.
 class ValueSource {
  public:
@@ -24,9 +26,10 @@ class ValueSource {
   ValueSource(const ValueSource&) = delete;
   ValueSource& operator=(const ValueSource&) = delete;
   virtual ~ValueSource() = default;
-  /// An operator is about to use the values of these parameters. True: they have memory until the forward that runs
-  /// ends. False: the use is refused. May block for other ranks, and throw.
-  [[nodiscard]] virtual bool bring(const std::vector<int>& params) = 0;
+  /// An operator is about to use the values of these parameters. True: they have memory for it, at least. False: the
+  /// use is refused. `used`: storages of all its arguments, which keep their memory. May block for other ranks, and
+  /// throw.
+  [[nodiscard]] virtual bool bring(const std::vector<int>& params, const Storages& used) = 0;
   /// `alias` was made of the parameter's guard, which bring() has replaced: it gets the parameter's memory too.
   virtual void attach(int param, const at::Tensor& alias) = 0;
 };

@@ -481,7 +481,7 @@ void Runtime::end(const std::shared_ptr<UnitUse>& use, Ended ended) {
   slots_.require_nothing_lost();
 }
 
-bool Runtime::bring(const std::vector<int>& params) {
+bool Runtime::bring(const std::vector<int>& params, const Storages& used) {
   if (::getpid() != owner_) return false;
   std::vector<int> units;
   for (const int param : params) units.push_back(core_->layout().places[static_cast<std::size_t>(param)].unit);
@@ -492,7 +492,7 @@ bool Runtime::bring(const std::vector<int>& params) {
     log_.progress("unit " + model_.units[static_cast<std::size_t>(unit)].name +
                   " is read in the forward of another one: it is gathered for that, too");
   };
-  const bool in_forward = reads_.read(units, at::RecordFunction::currentThreadId(), [&](int unit) {
+  const bool in_forward = reads_.read(units, used, at::RecordFunction::currentThreadId(), [&](int unit) {
     tell(unit);
     return std::make_unique<UnitScope>(shared_from_this(), unit, UnitScope::Kind::kReading);
   });

@@ -45,7 +45,7 @@ class Runtime final : public ValueSource, public std::enable_shared_from_this<Ru
   Runtime& operator=(const Runtime&) = delete;
   ~Runtime() override;
 
-  [[nodiscard]] bool bring(const std::vector<int>& params) override;
+  [[nodiscard]] bool bring(const std::vector<int>& params, const Storages& used) override;
   void attach(int param, const at::Tensor& alias) override { slots_.attach(param, alias); }
   /// A forward ends: gives back the units that it has read beside its own.
   void end_reads(const UnitUse& use) { reads_.close(use); }

@@ -92,6 +92,13 @@ bool ParameterSlots::has_aliases(int unit) const {
   });
 }
 
+bool ParameterSlots::has_any(int unit, const Storages& storages) const {
+  return std::ranges::any_of(layout_->units[static_cast<std::size_t>(unit)].params, [&](int param) {
+    const c10::StorageImpl* own = memory_[static_cast<std::size_t>(param)].storage().unsafeGetStorageImpl();
+    return std::ranges::find(storages, own) != storages.end();
+  });
+}
+
 bool ParameterSlots::is_bound(int unit) const {
   return std::ranges::all_of(layout_->unit_flats[static_cast<std::size_t>(unit)],
                              [this](int flat) { return bound_[static_cast<std::size_t>(flat)] != nullptr; });

@@ -89,6 +89,8 @@ class ParameterSlots final : public ParameterBinder {
   void attach(int param, const at::Tensor& alias) const;
   /// Tensors beside the unit's parameters have their memory: views, or what graphs have saved of these.
   [[nodiscard]] bool has_aliases(int unit) const;
+  /// One of the storages is that of a parameter of the unit.
+  [[nodiscard]] bool has_any(int unit, const Storages& storages) const;
   [[nodiscard]] bool is_bound(int unit) const;
   [[nodiscard]] std::vector<int> bound_units() const;
 
