@@ -539,7 +539,8 @@ class Engine:
         loop ends when no rank has a batch. The gradient of a step is the mean over the existing micro-batches
         (`result.batches`); average() is the mean over the ranks with a batch.
 
-        All ranks with a batch must make the same calls in the loop: forward, backward, step(), zero_grad(), average().
+        All ranks with a batch must make the same calls in the loop: forward, backward, step(), end_accumulation(),
+        zero_grad(), average().
         `on_joined_step(result)` is called on a rank without a batch after each of its step() calls. It is the place for
         code that every rank runs once a step, such as `scheduler.step()`. A joined rank follows one engine: a loop that
         steps several engines must use "drop"."""

@@ -344,11 +344,11 @@ TEST_P(UnevenTransport, WhatCannotBeJoinedIsRefusedOnAllRanks) {
   const Result result = run(training);
   ASSERT_EQ(result.report.failures.size(), 4U) << result.report.text();
   for (const RankFailure& failure : result.report.failures) {
-    EXPECT_THAT(failure.text,
-                AllOf(HasSubstr("[USAGE]"), HasSubstr("an export"), HasSubstr("rank 0 without a batch"),
-                      HasSubstr("expected: forward, backward, step(), zero_grad(), average() or barrier() until the "
-                                "batches of all ranks are used up"),
-                      HasSubstr("after the loop")));
+    EXPECT_THAT(failure.text, AllOf(HasSubstr("[USAGE]"), HasSubstr("an export"), HasSubstr("rank 0 without a batch"),
+                                    HasSubstr("expected: forward, backward, step(), end_accumulation(), zero_grad(), "
+                                              "average() or barrier() until the "
+                                              "batches of all ranks are used up"),
+                                    HasSubstr("after the loop")));
   }
 }
 
