@@ -104,11 +104,11 @@ struct WeightReport {
   std::vector<std::string> unexpected{};  ///< names that the model does not have
 };
 
-/// The part of the engine that does not depend on the model's type. One thread at a time.
 /// Why a tensor that stands for a parameter or a gradient has no memory now, in a sentence, for who prints it; "" for
 /// another tensor. Reads no values.
 [[nodiscard]] std::string why_without_memory(const at::Tensor& tensor);
 
+/// The part of the engine that does not depend on the model's type. One thread at a time.
 class EngineBase {
  public:
   EngineBase(std::shared_ptr<torch::nn::Module> model, Config config, const World& world, EngineOptions options);
