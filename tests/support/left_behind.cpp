@@ -45,13 +45,22 @@ std::vector<fs::path> entries(const fs::path& folder) {
   return result;
 }
 
-using Descriptors = std::vector<std::pair<std::string, std::string>>;
+/// What `look` finds in the folder of a process. Where the main thread has ended, that shows nothing, and the folder of
+/// another thread shows what they share.
+template <class Look>
+auto found_in(const fs::path& process, const Look& look) {
+  auto found = look(process);
+  for (const fs::path& thread : found.empty() ? entries(process / "task") : std::vector<fs::path>()) {
+    found = look(thread);
+    if (!found.empty()) break;
+  }
+  return found;
+}
 
-/// What the descriptors of a process lead to: descriptor number and target. Where the main thread has ended, the
-/// process's own folder shows none, and that of another thread shows them.
-Descriptors descriptors(const fs::path& process) {
-  const auto of = [](const fs::path& holder) {
-    Descriptors result;
+/// What the descriptors of a process lead to: descriptor number and target.
+std::vector<std::pair<std::string, std::string>> descriptors(const fs::path& process) {
+  return found_in(process, [](const fs::path& holder) {
+    std::vector<std::pair<std::string, std::string>> result;
     for (const fs::path& link : entries(holder / "fd")) {
       std::error_code problem;
       const std::string target = fs::read_symlink(link, problem).string();
@@ -59,29 +68,13 @@ Descriptors descriptors(const fs::path& process) {
       result.emplace_back(link.filename().string(), target);
     }
     return result;
-  };
-  Descriptors result = of(process);
-  for (const fs::path& thread : result.empty() ? entries(process / "task") : std::vector<fs::path>()) {
-    result = of(thread);  // threads share one table
-    if (!result.empty()) break;
-  }
-  return result;
-}
-
-/// Lines of /proc/PID/maps, or of the first thread that has some, as above.
-std::string maps_of(const fs::path& process) {
-  std::string text = read_text(process / "maps");
-  for (const fs::path& thread : text.empty() ? entries(process / "task") : std::vector<fs::path>()) {
-    text = read_text(thread / "maps");
-    if (!text.empty()) break;
-  }
-  return text;
+  });
 }
 
 /// Shared memory of Zeroth in a process: mapped, or held by a descriptor.
 Lines shared_memory(const fs::path& process) {
   Lines lines;
-  std::istringstream maps(maps_of(process));
+  std::istringstream maps(found_in(process, [](const fs::path& holder) { return read_text(holder / "maps"); }));
   for (std::string line; std::getline(maps, line);) {
     const std::size_t name = line.find(kSharedMemory);
     if (name == std::string::npos) continue;

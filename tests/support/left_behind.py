@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import itertools
 import os
 import pathlib
 import signal
@@ -20,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+Found = TypeVar("Found", str, set[str])
 Seen = TypeVar("Seen")
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -100,24 +100,29 @@ def kill_descendants() -> None:
             pass  # it ended while this one looked
 
 
-def targets(pid: int) -> set[str]:
-    """What the descriptors of a process lead to. Where its main thread has ended, its own folder shows none, and that
-    of another thread shows them: threads share one table."""
-    found: set[str] = set()
-    for holder in itertools.chain([PROC / str(pid)], threads_of(pid)):
-        with contextlib.suppress(OSError):
-            for link in (holder / "fd").iterdir():
-                with contextlib.suppress(OSError):
-                    found.add(os.readlink(link))
+def found_in(pid: int, look: Callable[[pathlib.Path], Found]) -> Found:
+    """What `look` finds in the folder of a process. Where its main thread has ended, that shows nothing, and the folder
+    of another thread shows what they share."""
+    found = look(PROC / str(pid))
+    for thread in [] if found else threads_of(pid):
+        found = look(thread)
         if found:
             break
     return found
 
 
-def maps_of(pid: int) -> str:
-    """Text of /proc/PID/maps, or of the first thread that has some, as above."""
-    folders = itertools.chain([PROC / str(pid)], threads_of(pid))
-    return next((text for folder in folders if (text := read(folder / "maps"))), "")
+def targets(pid: int) -> set[str]:
+    """What the descriptors of a process lead to."""
+
+    def look(holder: pathlib.Path) -> set[str]:
+        found = set()
+        with contextlib.suppress(OSError):
+            for link in (holder / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    found.add(os.readlink(link))
+        return found
+
+    return found_in(pid, look)
 
 
 def named_sockets() -> dict[str, str]:
@@ -166,7 +171,7 @@ class LeftBehind:
         lines = set()
         for pid in family:
             lines.add(f"process {pid}")
-            if "/memfd:zeroth" in maps_of(pid):
+            if "/memfd:zeroth" in found_in(pid, lambda holder: read(holder / "maps")):
                 lines.add(f"process {pid} maps shared memory")
         sockets = {inode: name for inode, name in named_sockets().items() if inode not in self.sockets_before}
         if sockets:
