@@ -12,6 +12,7 @@ Before anything is compiled, the backend lists all that is missing.
 from __future__ import annotations
 
 import importlib.util
+import os
 import pathlib
 import re
 import shutil
@@ -20,10 +21,8 @@ import sysconfig
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-OLDEST = (2, 11)
-"""least torch that the sources build beside"""
-NEWEST = (2, 15)
-"""last torch that the tests ran beside"""
+OLDEST, NEWEST = "2.11.0", "2.15.0"
+"""the torch versions that one source is built and tested beside"""
 Settings = Mapping[str, str | list[str]] | None
 
 HEADERS = {
@@ -69,14 +68,20 @@ def _missing_torch() -> str:
     )
 
 
+def _release(version: str) -> tuple[int, int] | None:
+    """Major and minor; none for what is no version."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match.group(1)), int(match.group(2))) if match else None
+
+
 def _old_or_new(version: str) -> str | None:
     """What to say of a torch that is too old; prints a line for one that no test has seen."""
-    match = re.match(r"(\d+)\.(\d+)", version)
-    release = (int(match.group(1)), int(match.group(2))) if match else NEWEST
-    if release < OLDEST:
-        return f"torch {OLDEST[0]}.{OLDEST[1]} or newer: this is torch {version}"
-    if release > NEWEST:
-        print(f"zeroth: torch {version} is newer than the last one that was tested ({NEWEST[0]}.{NEWEST[1]})")
+    release, oldest, newest = _release(version), _release(OLDEST), _release(NEWEST)
+    assert oldest is not None and newest is not None
+    if release is not None and release < oldest:
+        return f"torch {oldest[0]}.{oldest[1]} or newer: this is torch {version}"
+    if release is not None and release > newest:
+        print(f"zeroth: torch {version} is newer than the last one that was tested ({newest[0]}.{newest[1]})")
     return None
 
 
@@ -141,57 +146,47 @@ def dynamic_metadata(settings: Mapping[str, Any], project: Mapping[str, Any]) ->
 # --- PEP 517 and 660 --------------------------------------------------------------------------------------------------
 
 
-def _with_torch(settings: Settings, folder: pathlib.Path) -> dict[str, str | list[str]]:
-    return {**(settings or {}), "cmake.define.ZEROTH_TORCH_DIR": str(folder)}
+def _core() -> Any:
+    """scikit-build-core, which pip has fetched, or the user has installed for a build without isolation."""
+    try:
+        from scikit_build_core import build
+    except ModuleNotFoundError:
+        require_all(os.environ)  # names it, with all else that is missing
+        raise
+    return build
+
+
+def _with_torch(settings: Settings) -> dict[str, str | list[str]]:
+    return {**(settings or {}), "cmake.define.ZEROTH_TORCH_DIR": str(require_all(os.environ))}
 
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> Sequence[str]:
-    """cmake and ninja, where this machine has none that will do."""
-    require_all(_environment())
-    from scikit_build_core import build
-
-    return build.get_requires_for_build_wheel(dict(config_settings or {}))
+    """cmake and ninja, where this machine has none that will do. Pip asks first where it isolates the build: what is
+    missing is named before it fetches them."""
+    require_all(os.environ)
+    return _core().get_requires_for_build_wheel(dict(config_settings or {}))
 
 
 get_requires_for_build_editable = get_requires_for_build_wheel
 
 
-def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: Settings = None) -> str:
-    require_all(_environment())
-    from scikit_build_core import build
+def get_requires_for_build_sdist(config_settings: Settings = None) -> Sequence[str]:
+    return _core().get_requires_for_build_sdist(dict(config_settings or {}))
 
-    return build.prepare_metadata_for_build_wheel(metadata_directory, dict(config_settings or {}))
+
+def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: Settings = None) -> str:
+    return _core().prepare_metadata_for_build_wheel(metadata_directory, dict(config_settings or {}))
 
 
 def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
-    folder = require_all(_environment())
-    from scikit_build_core import build
-
-    return build.build_wheel(wheel_directory, _with_torch(config_settings, folder), metadata_directory)
+    return _core().build_wheel(wheel_directory, _with_torch(config_settings), metadata_directory)
 
 
 def build_editable(
     wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
 ) -> str:
-    folder = require_all(_environment())
-    from scikit_build_core import build
-
-    return build.build_editable(wheel_directory, _with_torch(config_settings, folder), metadata_directory)
+    return _core().build_editable(wheel_directory, _with_torch(config_settings), metadata_directory)
 
 
 def build_sdist(sdist_directory: str, config_settings: Settings = None) -> str:
-    from scikit_build_core import build
-
-    return build.build_sdist(sdist_directory, dict(config_settings or {}))
-
-
-def get_requires_for_build_sdist(config_settings: Settings = None) -> Sequence[str]:
-    from scikit_build_core import build
-
-    return build.get_requires_for_build_sdist(dict(config_settings or {}))
-
-
-def _environment() -> Mapping[str, str]:
-    import os
-
-    return os.environ
+    return _core().build_sdist(sdist_directory, dict(config_settings or {}))

@@ -12,10 +12,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(SOURCE / "python" / "backend"))
+from zeroth_backend import NEWEST, OLDEST  # noqa: E402
+
 BUILD = pathlib.Path(os.environ["ZEROTH_BUILD"])
 """build tree, from CMake"""
-OLDEST, NEWEST = "2.11.0", "2.15.0"
-"""the torch versions that one source is built and tested beside"""
 REQUIREMENTS = SOURCE / "tools" / "requirements.txt"
 NETWORK_S = 1_800
 

@@ -13,10 +13,8 @@ from unittest import mock
 
 import environments
 import tier
+import zeroth_backend  # environments has made it known
 from environments import BUILD, SOURCE
-
-sys.path.insert(0, str(SOURCE / "python" / "backend"))
-import zeroth_backend
 
 TRAIN = """
 import torch, zeroth
