@@ -428,6 +428,17 @@ SaveOptions save_options(const std::string& user, const std::string& user_of_ran
           .overwrite = overwrite};
 }
 
+/// A step that `end` ends, with or without its last micro-steps.
+StepResult end_step(Engine& engine, StepResult (EngineBase::*end)()) {
+  if (engine.base().step_shares_buffers()) {
+    engine.refresh_buffers();
+    engine.own_buffers(true);
+  }
+  const py::gil_scoped_release no_gil;
+  engine.drop_forwards();
+  return (engine.base().*end)();
+}
+
 const char* name_of(Next next) {
   switch (next) {
     case Next::kBatch:
@@ -616,26 +627,8 @@ void bind_engine(py::module_& module) {
             self.base().flush_update();
           },
           NoGil())
-      .def("step",
-           [](Engine& self) {
-             if (self.base().step_shares_buffers()) {
-               self.refresh_buffers();
-               self.own_buffers(true);
-             }
-             const py::gil_scoped_release no_gil;
-             self.drop_forwards();
-             return self.base().step();
-           })
-      .def("end_accumulation",
-           [](Engine& self) {
-             if (self.base().step_shares_buffers()) {
-               self.refresh_buffers();
-               self.own_buffers(true);
-             }
-             const py::gil_scoped_release no_gil;
-             self.drop_forwards();
-             return self.base().end_accumulation();
-           })
+      .def("step", [](Engine& self) { return end_step(self, &EngineBase::step); })
+      .def("end_accumulation", [](Engine& self) { return end_step(self, &EngineBase::end_accumulation); })
       .def(
           "begin_epoch", [](Engine& self) { self.base().begin_epoch(); }, NoGil())
       .def("begin_batch",

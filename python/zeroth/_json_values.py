@@ -16,7 +16,7 @@ __all__ = ["from_json", "plain_values", "to_json", "user_text"]
 
 _TAG = "__zeroth__"
 _SCALARS = (type(None), bool, int, float, str)
-_SEQUENCES: dict[str, type] = {"tuple": tuple, "set": set, "frozenset": frozenset, "bytearray": bytearray}
+_SEQUENCES: dict[str, type] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 _FACTORIES: dict[str, Callable[[], Any]] = {
     "int": int,
     "float": float,
@@ -139,7 +139,7 @@ def _decoded(value: Any) -> Any:
             raise ValueError(f"a numpy scalar of {dtype}")
         return numpy.frombuffer(base64.b64decode(value["data"]), dtype, count=1)[0]
     items = [_decoded(item) for item in value["items"]]
-    if kind in ("tuple", "set", "frozenset"):
+    if kind in _SEQUENCES:
         return _SEQUENCES[kind](items)
     if kind == "complex":
         return complex(*items)

@@ -12,24 +12,28 @@ void DemandReads::open(const UnitUse& forward, std::uint64_t thread) {
   forwards_.push_back({.use = &forward, .thread = thread});
 }
 
-void DemandReads::close(const UnitUse& forward) {
+DemandReads::Reads DemandReads::take(const UnitUse& forward) {
   const auto found = std::ranges::find(forwards_, &forward, &Forward::use);
-  if (found == forwards_.end()) return;
-  std::vector<Read> reads = std::move(found->reads);
+  if (found == forwards_.end()) return {};
+  Reads reads = std::move(found->reads);
   forwards_.erase(found);
-  while (!reads.empty()) {  // the last one first; those that are left after an error go with the vector
-    const std::unique_ptr<UnitScope> scope = std::move(reads.back().scope);
-    reads.pop_back();
-    scope->finish({});
-  }
+  return reads;
+}
+
+void DemandReads::finish_last(Reads& reads) {
+  const std::unique_ptr<UnitScope> scope = std::move(reads.back().scope);
+  reads.pop_back();
+  scope->finish({});
+}
+
+void DemandReads::close(const UnitUse& forward) {
+  Reads reads = take(forward);
+  while (!reads.empty()) finish_last(reads);  // those that are left after an error go with the vector
 }
 
 void DemandReads::drop(const UnitUse& forward) noexcept {
-  const auto found = std::ranges::find(forwards_, &forward, &Forward::use);
-  if (found == forwards_.end()) return;
-  std::vector<Read> reads = std::move(found->reads);
-  forwards_.erase(found);
-  while (!reads.empty()) reads.pop_back();
+  Reads reads = take(forward);
+  while (!reads.empty()) reads.pop_back();  // the last one first
 }
 
 bool DemandReads::is_held(int unit) const {
@@ -44,12 +48,10 @@ bool DemandReads::read(const std::vector<int>& units, const Storages& used, std:
   if (forwards_.empty() || forwards_.back().thread != thread) return false;
   const std::size_t forward = forwards_.size() - 1;
   const auto is_wanted = [&units](const Read& read) { return std::ranges::find(units, read.unit) != units.end(); };
-  std::vector<Read>& reads = forwards_[forward].reads;
+  Reads& reads = forwards_[forward].reads;
   while (!reads.empty() && !is_wanted(reads.back()) && !slots_.has_aliases(reads.back().unit) &&
          !slots_.has_any(reads.back().unit, used)) {
-    const std::unique_ptr<UnitScope> scope = std::move(reads.back().scope);
-    reads.pop_back();
-    scope->finish({});
+    finish_last(reads);
   }
   const auto take = [&](int unit) {
     std::unique_ptr<UnitScope> scope = gather(unit);

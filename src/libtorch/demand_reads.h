@@ -44,11 +44,16 @@ class DemandReads {
     int unit = 0;
     std::unique_ptr<UnitScope> scope;
   };
+  using Reads = std::vector<Read>;
   struct Forward {
     const UnitUse* use = nullptr;
     std::uint64_t thread = 0;
-    std::vector<Read> reads{};
+    Reads reads{};
   };
+  /// What the forward has read; from now on it does not run any more.
+  [[nodiscard]] Reads take(const UnitUse& forward);
+  /// Gives the last one back.
+  static void finish_last(Reads& reads);
 
   const ParameterSlots& slots_;
   std::vector<Forward> forwards_;  ///< that run, the innermost last

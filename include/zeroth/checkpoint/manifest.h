@@ -63,7 +63,7 @@ struct Manifest {
   std::string version{};  ///< of Zeroth
   std::string run{};      ///< random, one a save
   std::int64_t step = 0;
-  /// Of the folder's commits the how manieth: 1 more than the largest one there. 0: of a Zeroth that counted none.
+  /// Number of this commit in its folder: 1 more than the largest one there. 0: of a Zeroth that counted none.
   std::int64_t commit = 0;
   int world = 1;
   std::string plan{};
