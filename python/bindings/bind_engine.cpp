@@ -81,6 +81,36 @@ void collect(const py::handle& object, std::vector<at::Tensor>& into) {
   collect(object.ptr(), into, around);
 }
 
+using TensorPairs = std::vector<std::pair<at::Tensor, at::Tensor>>;
+
+/// `object` with other tensors in tuples, lists and dicts; itself where there is nothing to replace.
+py::object replaced(const py::handle& object, const TensorPairs& others, std::size_t depth = 0) {
+  PyObject* const pointer = object.ptr();
+  if (THPVariable_Check(pointer)) {
+    for (const auto& [from, to] : others) {
+      if (from.is_same(THPVariable_Unpack(pointer))) return py::reinterpret_steal<py::object>(THPVariable_Wrap(to));
+    }
+    return py::reinterpret_borrow<py::object>(object);
+  }
+  bool changed = false;
+  const auto inside = [&](const py::handle& value) {
+    py::object now = replaced(value, others, depth + 1);
+    changed = changed || !now.is(value);
+    return now;
+  };
+  if (depth < kDeepest && (PyTuple_CheckExact(pointer) || PyList_CheckExact(pointer))) {
+    py::list values;
+    for (const py::handle value : object) values.append(inside(value));
+    if (changed && PyTuple_CheckExact(pointer)) return py::tuple(values);
+    if (changed) return values;
+  } else if (depth < kDeepest && PyDict_CheckExact(pointer)) {
+    py::dict values;
+    for (const auto& [key, value] : py::reinterpret_borrow<py::dict>(object)) values[key] = inside(value);
+    if (changed) return values;
+  }
+  return py::reinterpret_borrow<py::object>(object);
+}
+
 using BufferTuple =
     std::tuple<py::dict, py::str, std::string, std::optional<at::Tensor>, bool>;  // `_buffers`, key; name; persistent
 
@@ -146,9 +176,15 @@ class Engine {
       put_buffer(index, std::move(copy), /*written=*/true);
     }
   }
-  void begin(std::size_t unit, const std::vector<at::Tensor>& inputs) {
+  /// Returns the inputs for which the forward takes another tensor, each with that one.
+  TensorPairs begin(std::size_t unit, const std::vector<at::Tensor>& inputs) {
     running_[unit].push_back(std::make_unique<UnitScope>(base().runtime(), static_cast<int>(unit)));
-    running_[unit].back()->follow_inputs(inputs);
+    TensorPairs others;
+    for (const at::Tensor& input : inputs) {
+      if (at::Tensor taken = running_[unit].back()->input(input); !taken.is_same(input))
+        others.emplace_back(input, std::move(taken));
+    }
+    return others;
   }
   void end(std::size_t unit, const std::vector<at::Tensor>& outputs) {
     if (running_[unit].empty()) return;  // dropped: its forward failed before
@@ -191,19 +227,20 @@ class UnitHooks {
   /// For the root. `watched`: dictionaries of modules, each with what it held, a tuple of its values or their number.
   /// Where one holds something else, `look_again(module)` raises for what the engine cannot follow, or gives what to
   /// watch from then on. Both are Python's, so that its collector sees through them.
-  void before_root(py::list watched, const py::function& look_again, const py::handle& module, const py::tuple& args,
-                   const py::dict& kwargs) {
-    if (engine_ == nullptr) return;
+  py::object before_root(py::list watched, const py::function& look_again, const py::handle& module,
+                         const py::tuple& args, const py::dict& kwargs) {
+    if (engine_ == nullptr) return py::none();
     if (std::ranges::any_of(watched, [](const py::handle& entry) { return changed(entry); })) {
       const py::list now = look_again(module);
       if (PyList_SetSlice(watched.ptr(), 0, PyList_GET_SIZE(watched.ptr()), now.ptr()) != 0)
         throw py::error_already_set();
     }
     engine_->refresh_buffers();
-    before(module, args, kwargs);
+    return before(module, args, kwargs);
   }
-  void before(const py::handle& module, const py::tuple& args, const py::dict& kwargs) {
-    if (engine_ == nullptr) return;
+  /// None, or the arguments that the forward takes instead.
+  py::object before(const py::handle& module, const py::tuple& args, const py::dict& kwargs) {
+    if (engine_ == nullptr) return py::none();
     std::vector<at::Tensor> inputs;
     if (unit_ == 0 || engine_->base().config().fp16.enabled) {
       collect(args, inputs);
@@ -212,9 +249,14 @@ class UnitHooks {
     if (unit_ == 0) require_device(inputs);
     const bool trains = unit_ == 0 && module.attr("training").cast<bool>();
     if (trains) engine_->own_buffers(engine_->base().shares_buffers());
-    const py::gil_scoped_release no_gil;
-    if (trains) engine_->base().share_buffers();
-    engine_->begin(unit_, inputs);
+    TensorPairs others;
+    {
+      const py::gil_scoped_release no_gil;
+      if (trains) engine_->base().share_buffers();
+      others = engine_->begin(unit_, inputs);
+    }
+    if (others.empty()) return py::none();
+    return py::make_tuple(replaced(args, others), replaced(kwargs, others));
   }
   void after(const py::handle& /*module*/, const py::handle& /*args*/, const py::handle& output) {
     if (engine_ == nullptr) return;

@@ -235,8 +235,8 @@ class Engine:
     def backward(self, loss: torch.Tensor, *, gradient: torch.Tensor | None = None, retain_graph: bool = False) -> None:
         """Calls loss.backward(gradient, retain_graph), with the same result. `loss`: a tensor with a graph, a scalar
         unless `gradient` is given. `retain_graph`: the graph serves another backward. With fp16 it begins with the loss
-        scale, so that a loss in float32 from float16 outputs keeps small gradients; those of parameters outside of the
-        engine have the scale, too. May block for other ranks. Raises Error MODEL if `loss` does not require a
+        scale, so that a loss in float32 from float16 outputs keeps small gradients; those of leaves outside of engines
+        have none. May block for other ranks. Raises Error MODEL if `loss` does not require a
         gradient."""
         if self._pipeline is not None:
             raise _of_pipeline("backward()")

@@ -1,5 +1,6 @@
 #include "libtorch/loss_scale.h"
 
+#include "libtorch/gradient_level.h"
 #include "libtorch/runtime.h"
 #include "libtorch/torch_versions.h"
 
@@ -19,35 +20,67 @@ using torch::autograd::variable_list;
 
 class ScaleGradient final : public torch::autograd::Node {
  public:
-  ScaleGradient(std::weak_ptr<Runtime> runtime, bool divides) : runtime_(std::move(runtime)), divides_(divides) {}
+  /// `fixed`: a constant that is the node's own, at any level.
+  ScaleGradient(LossScale::Crossing crossing, double fixed) : crossing_(std::move(crossing)), fixed_(fixed) {}
 
   variable_list apply(variable_list&& grads) override {
-    const auto runtime = runtime_.lock();
-    if (!runtime || !grads[0].defined()) return std::move(grads);
-    const double scale = runtime->scale_of_backward(divides_);
-    if (scale == 1.0) return std::move(grads);
-    return {divides_ ? grads[0] / scale : grads[0] * scale};
+    const auto engine = crossing_.engine.lock();
+    if (!engine || !grads[0].defined() || GradientLevel::is_inside(*engine)) return std::move(grads);
+    if (crossing_.enters) engine->enter_scaled();
+    const auto around = crossing_.around.lock();
+    const double outside = around ? around->scale_inside() : GradientLevel::scale_outside();
+    const double inside = engine->scale_inside();
+    const double factor = fixed_ * (crossing_.enters ? inside / outside : outside / inside);
+    return {cross(grads[0], factor, {crossing_.engine, crossing_.around, !crossing_.enters})};
   }
-  std::string name() const override { return divides_ ? "ZerothUnscale" : "ZerothScale"; }
-  [[nodiscard]] bool divides() const { return divides_; }
+  std::string name() const override { return crossing_.enters ? "ZerothScale" : "ZerothUnscale"; }
+  [[nodiscard]] const LossScale::Crossing& crossing() const { return crossing_; }
+
+  /// The gradient times `factor`; `back`: what a derivative of it crosses.
+  static at::Tensor cross(const at::Tensor& gradient, double factor, LossScale::Crossing back);
 
  private:
-  std::weak_ptr<Runtime> runtime_;
-  bool divides_;
+  LossScale::Crossing crossing_;
+  double fixed_;
 };
 
-Edge edge_through(std::weak_ptr<Runtime> runtime, const at::Tensor& tensor, Edge own, bool divides) {
-  const auto node = make_node<ScaleGradient>(std::move(runtime), divides);
+Edge edge_through(const at::Tensor& tensor, Edge own, LossScale::Crossing crossing, double fixed = 1.0) {
+  const auto node = make_node<ScaleGradient>(std::move(crossing), fixed);
   node->add_next_edge(std::move(own));
   node->add_input_metadata(tensor);
   return {node, 0};
 }
 
+at::Tensor ScaleGradient::cross(const at::Tensor& gradient, double factor, LossScale::Crossing back) {
+  const bool has_derivative = at::GradMode::is_enabled() && gradient.requires_grad();
+  if (!has_derivative && factor == 1.0) return gradient;
+  at::Tensor result;
+  {
+    const at::NoGradGuard no_grad;
+    result = gradient * factor;
+  }
+  if (has_derivative) {
+    torch::autograd::impl::set_gradient_edge(
+        result, edge_through(gradient, torch::autograd::impl::gradient_edge(gradient), std::move(back), factor));
+  }
+  return result;
+}
+
 }  // namespace
 
-bool LossScale::is_entry(const torch::autograd::Node& node) {
+const LossScale::Crossing* LossScale::crossing(const torch::autograd::Node& node) {
   const auto* ours = dynamic_cast<const ScaleGradient*>(&node);
-  return ours != nullptr && !ours->divides();
+  return ours == nullptr ? nullptr : &ours->crossing();
+}
+
+bool LossScale::is_entry(const torch::autograd::Node& node) {
+  const Crossing* const ours = crossing(node);
+  return ours != nullptr && ours->enters;
+}
+
+at::Tensor LossScale::leave(const at::Tensor& gradient, double factor, const std::shared_ptr<Runtime>& engine) {
+  return ScaleGradient::cross(gradient, factor,
+                              {.engine = engine, .around = GradientLevel::engine_around(*engine), .enters = true});
 }
 
 void LossScale::scale_outputs(const std::vector<at::Tensor>& outputs, std::uint64_t first_node) const {
@@ -64,15 +97,19 @@ void LossScale::scale_outputs(const std::vector<at::Tensor>& outputs, std::uint6
               .expected = "a tensor that was computed",
               .hint = "return parameter * 1, or read parameters outside by engine.gathered(parameter)"});
     if (accumulates || number < first_node) continue;
-    torch::autograd::impl::set_gradient_edge(output, edge_through(runtime_, output, own, /*divides=*/false));
+    torch::autograd::impl::set_gradient_edge(output, edge_through(output, own, crossing_now(/*enters=*/true)));
   }
 }
 
-LossScale::Detour LossScale::detour_of(const at::Tensor& tensor, bool divides) const {
+LossScale::Crossing LossScale::crossing_now(bool enters) const {
+  return {.engine = runtime_, .around = GradientLevel::engine_around(*runtime_.lock()), .enters = enters};
+}
+
+LossScale::Detour LossScale::detour_of(const at::Tensor& tensor, bool enters) const {
   const Edge own = torch::autograd::impl::gradient_edge(tensor);
   return {.tensor = tensor,
           .own = own,
-          .through = edge_through(runtime_, tensor, own, divides),
+          .through = edge_through(tensor, own, crossing_now(enters)),
           .was_leaf = tensor.is_leaf()};
 }
 
@@ -86,24 +123,42 @@ void LossScale::leave(const Detour& detour) noexcept {
   torch::autograd::impl::set_gradient_edge(detour.tensor, detour.was_leaf ? Edge() : detour.own);
 }
 
-void LossScale::open_inputs(const std::vector<at::Tensor>& inputs) {
-  if (!at::GradMode::is_enabled()) return;
-  for (const at::Tensor& input : inputs) {
+at::Tensor LossScale::open_input(const at::Tensor& input) {
+  if (!at::GradMode::is_enabled() || !input.requires_grad()) return input;
+  if (!input.is_leaf()) {
     const auto known = [&](const Detour& one) { return one.tensor.is_same(input); };
-    if (!input.requires_grad() || std::ranges::any_of(inputs_, known)) continue;
-    take(inputs_.emplace_back(detour_of(input, /*divides=*/true)));
+    if (std::ranges::none_of(inputs_, known)) take(inputs_.emplace_back(detour_of(input, /*enters=*/false)));
+    return input;
   }
+  const auto known = std::ranges::find_if(leaves_, [&](const Stand& one) { return one.leaf.is_same(input); });
+  if (known != leaves_.end()) return known->alias;
+  const Stand& made = leaves_.emplace_back(
+      Stand{.leaf = input, .alias = input.detach(), .version = static_cast<std::uint32_t>(input._version())});
+  torch::autograd::impl::set_gradient_edge(made.alias, detour_of(input, /*enters=*/false).through);
+  return made.alias;
 }
 
 void LossScale::close_inputs() noexcept {
   for (const Detour& detour : inputs_) leave(detour);
   inputs_.clear();
+  leaves_.clear();
+}
+
+void LossScale::require_unwritten_leaves() const {
+  for (const Stand& one : leaves_) {
+    ZR_CHECK(static_cast<std::uint32_t>(one.alias._version()) == one.version, ErrorCode::kModel,
+             "the forward wrote to an input that is a leaf and requires a gradient",
+             {.where = "libtorch.loss_scale",
+              .which = one.leaf.toString() + " " + c10::str(one.leaf.sizes()),
+              .expected = "an operation that is not in place",
+              .hint = "torch has no gradient for it either; let forward begin with x = x.clone()"});
+  }
 }
 
 void LossScale::give(const std::vector<at::Tensor>& parameters) {
   for (const at::Tensor& parameter : parameters) {
     if (!parameter.requires_grad() || !parameter.is_leaf()) continue;
-    take(given_.emplace_back(detour_of(parameter, /*divides=*/false)));
+    take(given_.emplace_back(detour_of(parameter, /*enters=*/true)));
   }
 }
 

@@ -1,5 +1,6 @@
 #include "libtorch/node_owners.h"
 
+#include "libtorch/gradient_level.h"
 #include "libtorch/loss_scale.h"
 #include "libtorch/runtime.h"
 
@@ -11,6 +12,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 #include <utility>
 
 namespace zeroth::libtorch {
@@ -20,18 +22,27 @@ namespace {
 constexpr std::size_t kMostRanges = 16'384;
 
 std::atomic<NodeOwners*> table{nullptr};
-std::atomic<bool> watches_entries{false};  // some engine was made that scales its loss
+std::atomic<bool> watches_levels{false};  // some engine was made that scales its loss
 
-/// Nodes that the running node makes.
-class MadeByNode final : public at::ObserverContext {
+/// On this thread nodes still belong to the one that ran last.
+thread_local bool left_open = false;
+
+/// Nodes that the running node makes, and torch after it.
+class MadeByNode {
  public:
-  explicit MadeByNode(const std::vector<NodeOwners::Owner>& owners) : ids_(NodeOwners::instance().open_again(owners)) {}
+  MadeByNode(const std::vector<NodeOwners::Owner>& owners, bool leaves_forward)
+      : ids_(NodeOwners::instance().open_again(owners)), leaves_forward_(leaves_forward) {}
   MadeByNode(const MadeByNode&) = delete;
   MadeByNode& operator=(const MadeByNode&) = delete;
-  ~MadeByNode() override { NodeOwners::instance().close_again(ids_); }
+  ~MadeByNode() {
+    NodeOwners& nodes = NodeOwners::instance();
+    nodes.leave_again(ids_);
+    if (leaves_forward_) nodes.close_last();
+  }
 
  private:
   std::vector<NodeOwners::Id> ids_;
+  bool leaves_forward_;  ///< what comes after it is outside
 };
 
 /// Nodes of which the last one that ran on this thread was one: their units know already that they run.
@@ -41,34 +52,22 @@ struct Known {
 };
 thread_local Known known;
 
-bool is_of_forward(const NodeOwners::Owners& owners, const std::shared_ptr<Runtime>& runtime) {
-  return std::ranges::any_of(
-      owners.list, [&](const NodeOwners::Owner& owner) { return owner.runtime == runtime && !owner.use->reads; });
-}
-
-/// Engines whose backward began without the scale: no edge of the node that runs may lead into their forwards past the
-/// nodes that bring it.
-void look_at_entries(const NodeOwners::Owners& owners) {
-  NodeOwners& nodes = NodeOwners::instance();
-  const auto node = torch::autograd::get_current_node();
-  if (!node || LossScale::is_entry(*node)) return;
-  for (const std::shared_ptr<Runtime>& runtime : nodes.watched()) {
-    if (!runtime->scales_entries()) continue;
-    if (is_of_forward(owners, runtime)) {
-      if (!runtime->in_backward()) runtime->refuse_entry("");
-      continue;
+/// A node that runs: code inside of it has a level of its own, and the nodes it makes have the owners that it has.
+class RunningNode final : public at::ObserverContext {
+ public:
+  RunningNode(std::shared_ptr<GradientLevel> level, const std::vector<NodeOwners::Owner>* owners) {
+    if (owners != nullptr) {
+      const auto node = torch::autograd::get_current_node();
+      const auto* const crossing = node ? LossScale::crossing(*node) : nullptr;
+      made_.emplace(*owners, crossing != nullptr && !crossing->enters);
     }
-    for (const torch::autograd::Edge& edge : node->next_edges()) {
-      if (!edge.function || LossScale::is_entry(*edge.function)) continue;
-      if (const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(edge.function.get())) {
-        if (const std::string name = runtime->name_of_parameter(leaf->variable); !name.empty())
-          runtime->refuse_entry(name);
-      } else if (is_of_forward(nodes.owners(edge.function->thread_id(), edge.function->sequence_nr()), runtime)) {
-        runtime->refuse_entry("");
-      }
-    }
+    if (level) level_.emplace(std::move(level));
   }
-}
+
+ private:
+  std::optional<MadeByNode> made_;
+  std::optional<LevelScope> level_;
+};
 
 /// Torch's callback before a node runs. Torch logs what is thrown here and goes on, so nothing is.
 std::unique_ptr<at::ObserverContext> before_node(const at::RecordFunction& function) {
@@ -78,18 +77,26 @@ std::unique_ptr<at::ObserverContext> before_node(const at::RecordFunction& funct
   const auto node = static_cast<std::uint64_t>(function.seqNr());
   const std::uint64_t thread = function.forwardThreadId();
   NodeOwners& nodes = NodeOwners::instance();
-  if (watches_entries.load(std::memory_order_relaxed)) look_at_entries(nodes.owners(thread, node));
+  if (left_open) nodes.close_last();
+  std::shared_ptr<GradientLevel> level;
+  if (watches_levels.load(std::memory_order_relaxed)) {
+    if (const auto running = torch::autograd::get_current_node())
+      level = look_at_edges(*running, nodes.owners(thread, node));
+  }
+  const auto context = [&](const std::vector<NodeOwners::Owner>* owners) -> std::unique_ptr<at::ObserverContext> {
+    if (!level && owners == nullptr) return nullptr;
+    return std::make_unique<RunningNode>(std::move(level), owners);
+  };
   // Within backward, grad mode is on only for create_graph.
   const bool makes_nodes = at::GradMode::is_enabled();
   if (!makes_nodes && task == known.graph_task && thread == known.thread && node >= known.begin && node < known.end &&
       known.generation == nodes.generation()) {
-    return nullptr;
+    return context(nullptr);
   }
   const NodeOwners::Owners owners = nodes.owners(thread, node);
   for (const NodeOwners::Owner& owner : owners.list) owner.runtime->before_node(owner.use, node);
   known = {task, thread, owners.begin, owners.end, owners.generation};
-  if (owners.list.empty() || !makes_nodes) return nullptr;
-  return std::make_unique<MadeByNode>(owners.list);
+  return context(owners.list.empty() || !makes_nodes ? nullptr : &owners.list);
 }
 
 }  // namespace
@@ -111,20 +118,20 @@ NodeOwners& NodeOwners::instance() {
 
 NodeOwners::NodeOwners() = default;
 
-void NodeOwners::watch_entries(const std::shared_ptr<Runtime>& runtime) {
+void NodeOwners::add_engine(const std::shared_ptr<Runtime>& runtime) {
   const std::lock_guard lock(mutex_);
-  watched_.emplace_back(runtime);
-  watches_entries = true;
+  engines_.emplace_back(runtime);
+  if (runtime->scales_loss()) watches_levels = true;
 }
 
-std::vector<std::shared_ptr<Runtime>> NodeOwners::watched() {
+std::vector<std::shared_ptr<Runtime>> NodeOwners::engines() {
   const std::lock_guard lock(mutex_);
-  std::erase_if(watched_, [](const auto& one) { return one.expired(); });
-  watches_entries = !watched_.empty();
+  std::erase_if(engines_, [](const auto& one) { return one.expired(); });
   std::vector<std::shared_ptr<Runtime>> all;
-  for (const auto& one : watched_) {
+  for (const auto& one : engines_) {
     if (auto runtime = one.lock()) all.push_back(std::move(runtime));
   }
+  watches_levels = std::ranges::any_of(all, [](const auto& runtime) { return runtime->scales_loss(); });
   return all;
 }
 
@@ -168,7 +175,9 @@ NodeOwners::Id NodeOwners::push(Thread& thread, const std::shared_ptr<Runtime>& 
 
 NodeOwners::Id NodeOwners::open(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<UnitUse>& use) {
   const std::lock_guard lock(mutex_);
-  return push(threads_[at::RecordFunction::currentThreadId()], runtime, use);
+  Thread& thread = threads_[at::RecordFunction::currentThreadId()];
+  close_last(thread);
+  return push(thread, runtime, use);
 }
 
 bool NodeOwners::close(Id id) {
@@ -219,6 +228,7 @@ NodeOwners::Owners NodeOwners::owners(std::uint64_t thread_number, std::uint64_t
 std::vector<NodeOwners::Id> NodeOwners::open_again(const std::vector<Owner>& owners) {
   const std::lock_guard lock(mutex_);
   Thread& thread = threads_[at::RecordFunction::currentThreadId()];
+  close_last(thread);
   std::vector<Id> ids;
   bool same = !thread.last_again.empty() && thread.last_again.back() + 1 == thread.base + thread.ranges.size();
   for (std::size_t index = 0; index < owners.size(); ++index) {
@@ -237,11 +247,24 @@ std::vector<NodeOwners::Id> NodeOwners::open_again(const std::vector<Owner>& own
   return ids;
 }
 
-void NodeOwners::close_again(const std::vector<Id>& ids) {
+void NodeOwners::leave_again(const std::vector<Id>& ids) {
   const std::lock_guard lock(mutex_);
   Thread& thread = threads_[at::RecordFunction::currentThreadId()];
-  for (std::size_t index = ids.size(); index-- > 0;) (void)close(thread, ids[index]);
-  thread.last_again = ids;
+  close_last(thread);  // of a backward inside of the node
+  thread.left = ids;
+  left_open = true;
+}
+
+void NodeOwners::close_last() {
+  const std::lock_guard lock(mutex_);
+  close_last(threads_[at::RecordFunction::currentThreadId()]);
+}
+
+void NodeOwners::close_last(Thread& thread) {
+  left_open = false;
+  if (thread.left.empty()) return;
+  for (std::size_t index = thread.left.size(); index-- > 0;) (void)close(thread, thread.left[index]);
+  thread.last_again = std::exchange(thread.left, {});
   std::erase_if(thread.last_again, [&](Id id) { return find(thread, id) == nullptr; });  // no nodes: closed for good
 }
 

@@ -5,7 +5,8 @@
 // runs, torch tells its number (at::RecordFunction, scope BACKWARD_FUNCTION). So the engine sees every node of a unit,
 // whatever way the backward took to it: through an output, a view of it that was written to, a tensor that left the
 // unit beside its outputs, a checkpoint, a transform of torch.func. Nodes that are made while a node runs
-// (create_graph) belong to the units of that node.
+// (create_graph) belong to the units of that node, and so do those that torch makes after it, before the next one runs:
+// it brings gradients to the dtype of their tensors, and adds those that meet.
 #pragma once
 
 #include "libtorch/unit_backwards.h"
@@ -53,19 +54,23 @@ class NodeOwners {
   [[nodiscard]] Owners owners(std::uint64_t thread, std::uint64_t node);
   [[nodiscard]] std::uint64_t generation() const { return generation_.load(std::memory_order_relaxed); }
 
-  /// From now on no gradient enters the forwards of `runtime` without its loss scale unnoticed, see LossScale.
-  void watch_entries(const std::shared_ptr<Runtime>& runtime);
+  /// Engines of this process, in the order of their making. Once one of them scales its loss, nodes are looked at for
+  /// the levels of gradients, see GradientLevel.
+  void add_engine(const std::shared_ptr<Runtime>& runtime);
+  [[nodiscard]] std::vector<std::shared_ptr<Runtime>> engines();
 
   /// The node that runs now was made in a forward of `runtime`.
   [[nodiscard]] bool runs_node_of(const Runtime& runtime);
-  [[nodiscard]] std::vector<std::shared_ptr<Runtime>> watched();
   /// A node of a graph was made in a forward of `runtime`, and not by what reads parameters beside it.
   [[nodiscard]] bool is_of_forward(const torch::autograd::Node& node, const Runtime& runtime);
 
   /// While a node of `owners` runs and makes nodes for a further backward: opens ranges of the same units, or the last
   /// ones again if they have the same owners.
   [[nodiscard]] std::vector<Id> open_again(const std::vector<Owner>& owners);
-  void close_again(const std::vector<Id>& ids);
+  /// The node has run. What `ids` hold stays open until the next close_last(), which before the next node comes.
+  void leave_again(const std::vector<Id>& ids);
+  /// On this thread no further node belongs to the node that ran last.
+  void close_last();
 
  private:
   NodeOwners();
@@ -86,15 +91,17 @@ class NodeOwners {
     std::deque<Range> ranges{};
     Id base = 0;
     std::vector<Id> open{};
+    std::vector<Id> left{};        ///< of the last leave_again(), still open
     std::vector<Id> last_again{};  ///< of the last open_again()
   };
 
   [[nodiscard]] static Range* find(Thread& thread, Id id);
   Id push(Thread& thread, const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<UnitUse>& use);
   bool close(Thread& thread, Id id);
+  void close_last(Thread& thread);
 
   std::mutex mutex_;
-  std::vector<std::weak_ptr<Runtime>> watched_;
+  std::vector<std::weak_ptr<Runtime>> engines_;
   std::atomic<std::uint64_t> generation_{1};  ///< number of changes
   std::unordered_map<std::uint64_t, Thread> threads_;
 };

@@ -236,7 +236,7 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
   runtime->install_hooks(options);
   runtime->loss_scale_ = std::make_unique<LossScale>(runtime->weak_from_this());
   runtime->loss_terms_ = std::make_unique<LossTerms>(runtime->model_, runtime->config_);
-  if (runtime->scales_loss()) NodeOwners::instance().watch_entries(runtime);
+  NodeOwners::instance().add_engine(runtime);
   if (options.guard_gradients) runtime->guards_.make();
   return runtime;
 }
@@ -316,6 +316,8 @@ void Runtime::install_hooks(const EngineOptions& options) {
     if (!model_.params[param].trainable) continue;
     const at::Tensor& tensor = model_.tensors[param];
     trainable_.push_back(static_cast<int>(param));
+    trainable_by_tensor_.emplace(tensor.unsafeGetTensorImpl(), static_cast<int>(param));
+    if (scales_loss()) level_captures(tensor, shared_from_this());
     tensor.mutable_grad().reset();
     if (size_of(model_.params[param].dtype) == 2) widths_.add(static_cast<int>(param));
     auto previous = std::move(torch::autograd::impl::post_acc_grad_hooks(tensor));
@@ -359,11 +361,22 @@ void Runtime::begin_part() {
   look_at_trainability();
   evaluates_ = !at::GradMode::is_enabled();
   if (!scales_loss()) return;
-  if (depth_++ == 0) loss_scale_->suspend();
+  if (depth_ == 0) loss_scale_->suspend();
+  enter_depth();
 }
 
 void Runtime::end_part() noexcept {
-  if (scales_loss() && --depth_ == 0) loss_scale_->resume();
+  if (!scales_loss()) return;
+  leave_depth();
+  if (depth_ == 0) loss_scale_->resume();
+}
+
+void Runtime::enter_depth() {
+  if (depth_++ == 0) forward_level_.emplace(GradientLevel::inside(shared_from_this()));
+}
+
+void Runtime::leave_depth() noexcept {
+  if (--depth_ == 0) forward_level_.reset();
 }
 
 std::shared_ptr<UnitUse> Runtime::begin(int unit, UnitScope::Kind kind) {
@@ -383,51 +396,78 @@ std::shared_ptr<UnitUse> Runtime::begin(int unit, UnitScope::Kind kind) {
   use->reads = kind == UnitScope::Kind::kReading;
   if (!use->reads) reads_.open(*use, at::RecordFunction::currentThreadId());
   if (!scales_loss() || use->reads) return use;
-  use->outermost = depth_++ == 0 && !NodeOwners::instance().runs_node_of(*this);
+  use->outermost = depth_ == 0 && !NodeOwners::instance().runs_node_of(*this);
+  enter_depth();
   if (use->outermost) loss_scale_->suspend();
   return use;
 }
 
-void Runtime::follow_inputs(const UnitUse& use, const std::vector<at::Tensor>& inputs) {
-  if (use.outermost) loss_scale_->open_inputs(inputs);
+at::Tensor Runtime::follow_input(const UnitUse& use, const at::Tensor& input) {
+  return use.outermost ? loss_scale_->open_input(input) : input;
 }
 
 void Runtime::end_scale(const UnitUse& use, const std::vector<at::Tensor>& outputs) {
   if (!use.outermost) return;
+  loss_scale_->require_unwritten_leaves();
   loss_scale_->close_inputs();
   loss_scale_->scale_outputs(outputs, use.first_node);
 }
 
 void Runtime::leave_forward(const UnitUse& use) noexcept {
   if (!scales_loss() || use.reads) return;
-  --depth_;
+  leave_depth();
   if (!use.outermost) return;
   loss_scale_->close_inputs();
   loss_scale_->resume();
 }
 
 std::string Runtime::name_of_parameter(const at::Tensor& tensor) const {
-  for (std::size_t param = 0; param < model_.params.size(); ++param) {
-    if (model_.params[param].trainable && slots_.tensor(static_cast<int>(param)).is_same(tensor))
-      return model_.params[param].name;
-  }
-  return "";
+  const auto found = trainable_by_tensor_.find(tensor.unsafeGetTensorImpl());
+  return found == trainable_by_tensor_.end() ? "" : model_.params[static_cast<std::size_t>(found->second)].name;
+}
+
+void Runtime::enter_scaled() {
+  entered_in_ = torch::autograd::get_current_graph_task_id();
+}
+bool Runtime::was_entered() const {
+  return entered_in_ == torch::autograd::get_current_graph_task_id();
+}
+
+void Runtime::defer(Error error) noexcept {
+  const std::lock_guard lock(hooks_);
+  if (!deferred_) deferred_ = std::make_exception_ptr(std::move(error));
 }
 
 void Runtime::refuse_entry(const std::string& parameter) noexcept {
-  const std::lock_guard lock(hooks_);
-  if (deferred_) return;
-  try {
-    throw Error(ErrorCode::kModel, "a gradient would enter the model without the loss scale",
-                {.where = "libtorch.loss_scale",
-                 .which = parameter.empty() ? "a tensor that left a forward beside its outputs" : parameter,
-                 .expected = "gradients through the outputs of the model's forward",
-                 .got = parameter.empty() ? "" : "a use of the parameter outside of it",
-                 .hint = "call engine.backward(loss) instead of loss.backward(), or use the parameter inside "
-                         "engine.gathered(parameter)"});
-  } catch (...) {
-    deferred_ = std::current_exception();
-  }
+  defer({ErrorCode::kModel,
+         "a gradient would enter the model without the loss scale",
+         {.where = "libtorch.loss_scale",
+          .which = parameter.empty() ? "a tensor that left a forward beside its outputs" : parameter,
+          .expected = "gradients through the outputs of the model's forward",
+          .got = parameter.empty() ? "" : "a use of the parameter outside of it",
+          .hint = "call engine.backward(loss) instead of loss.backward(), or use the parameter inside "
+                  "engine.gathered(parameter)"}});
+}
+
+void Runtime::refuse_exit(const std::string& node) noexcept {
+  defer({ErrorCode::kModel,
+         "a gradient would leave the model with the loss scale",
+         {.where = "libtorch.loss_scale",
+          .which = "a tensor from outside (" + node +
+                   ") that a forward uses beside its inputs, or a second derivative "
+                   "by an input that was computed",
+          .expected = "gradients through the inputs of the model's forward",
+          .hint = "call engine.backward(loss) instead of loss.backward(); or hand the tensor over as an argument, for "
+                  "second derivatives as a leaf (detach().requires_grad_())"}});
+}
+
+void Runtime::refuse_both_levels(const at::Tensor& leaf) noexcept {
+  defer({ErrorCode::kModel,
+         "a tensor would get gradients with the loss scale and without it",
+         {.where = "libtorch.loss_scale",
+          .which = leaf.toString() + " " + c10::str(leaf.sizes()) + ", a leaf",
+          .expected = "one loss.backward() in which it is used inside of the model's forward only, or outside only",
+          .hint = "call engine.backward(loss) instead of loss.backward(), or hand x * 1 over to the model"}});
 }
 
 at::Tensor Runtime::first_gradient(const at::Tensor& loss, const at::Tensor& gradient) const {
@@ -548,6 +588,7 @@ void Runtime::enter_backward() {
 
 void Runtime::leave_backward() {
   if (!in_backward_) return;
+  NodeOwners::instance().close_last();
   in_backward_ = false;
   backwards_.finish_backward();
   widths_.widen_all();
@@ -559,6 +600,7 @@ void Runtime::settle() {
   deferred_ = nullptr;
   if (explained_unit_ >= 0) slots_.explain(std::exchange(explained_unit_, -1), "");
   if (!in_backward_) return;
+  NodeOwners::instance().close_last();
   in_backward_ = false;
   backwards_.abandon_backward();
   for (const int param : trainable_) slots_.tensor(param).mutable_grad().reset();
@@ -567,7 +609,7 @@ void Runtime::settle() {
 }
 
 void Runtime::fail_backward() {
-  begins_with_scale_ = false;
+  backward_level_.reset();
   uses_ = nullptr;
   const std::exception_ptr deferred = std::exchange(deferred_, nullptr);
   if (in_backward_) {
@@ -637,11 +679,16 @@ void Runtime::backward(const at::Tensor& loss) {
 }
 
 std::uint64_t Runtime::open_backward_of_part(const GradientUses* uses) {
+  const std::uint64_t seen = open_backward_of(uses);
+  if (scales_loss()) backward_level_.emplace(GradientLevel::of_backward(*this, /*frees_leaves=*/false));
+  return seen;
+}
+
+std::uint64_t Runtime::open_backward_of(const GradientUses* uses) {
   require_own_process();
   settle();
   if (core_->has_gradients()) guards_.require_there();
   guards_.clear();
-  begins_with_scale_ = scales_loss();
   uses_ = uses;
   return backwards_.number();
 }
@@ -653,7 +700,9 @@ std::uint64_t Runtime::open_backward(const at::Tensor& loss) {
             .got = loss.defined() ? "requires_grad is false" : "an undefined tensor",
             .hint = "compute it from the model's output, outside NoGradGuard, and do not detach() it"});
   look_at_terms(loss);
-  return open_backward_of_part();
+  const std::uint64_t seen = open_backward_of(nullptr);
+  if (scales_loss()) backward_level_.emplace(GradientLevel::of_backward(*this, /*frees_leaves=*/true));
+  return seen;
 }
 
 at::Tensor Runtime::part_of_loss(const at::Tensor& term) const {
@@ -670,7 +719,7 @@ void Runtime::look_at_terms(const at::Tensor& loss) {
 }
 
 void Runtime::close_backward(std::uint64_t seen) {
-  begins_with_scale_ = false;
+  backward_level_.reset();
   uses_ = nullptr;
   // A loss that none of the engine's parameters was part of: this rank contributes nothing.
   if (backwards_.number() == seen) core_->end_backward();

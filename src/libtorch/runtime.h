@@ -4,6 +4,7 @@
 #include "libtorch/buffers.h"
 #include "libtorch/demand_reads.h"
 #include "libtorch/gradient_guards.h"
+#include "libtorch/gradient_level.h"
 #include "libtorch/gradient_widths.h"
 #include "libtorch/loss_scale.h"
 #include "libtorch/loss_terms.h"
@@ -19,6 +20,7 @@
 #include <ATen/core/Tensor.h>
 #include <sys/types.h>
 
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -57,23 +59,28 @@ class Runtime final : public ValueSource, public std::enable_shared_from_this<Ru
   void end_part() noexcept;
   /// In the backwards that follow, nodes read no parameters: none are gathered for them.
   void set_reads_parameters(bool reads) { reads_parameters_ = reads; }
-  void follow_inputs(const UnitUse& use, const std::vector<at::Tensor>& inputs);
+  /// What the forward takes in place of a tensor that is handed over to it.
+  [[nodiscard]] at::Tensor follow_input(const UnitUse& use, const at::Tensor& input);
   /// Before end(): the forward's outputs get the loss scale.
   void end_scale(const UnitUse& use, const std::vector<at::Tensor>& outputs);
   [[nodiscard]] bool scales_loss() const { return config_.fp16.enabled; }
   [[nodiscard]] LossScale& loss_scale() { return *loss_scale_; }
-  /// What a node of LossScale multiplies by or divides by in the backward that runs.
-  [[nodiscard]] double scale_of_backward(bool divides) const {
-    return divides || !begins_with_scale_ ? core_->loss_scale() : 1.0;
-  }
-  /// The backward began without the scale.
-  [[nodiscard]] bool scales_entries() const { return !begins_with_scale_ && ::getpid() == owner_; }
+  /// The factor of gradients inside a forward, see GradientLevel; 1 without fp16.
+  [[nodiscard]] double scale_inside() const { return scales_loss() ? core_->loss_scale() : 1.0; }
+  [[nodiscard]] bool is_own_process() const { return ::getpid() == owner_; }
+  /// In the backward that runs a gradient has entered a forward through a node of LossScale.
+  void enter_scaled();
+  [[nodiscard]] bool was_entered() const;
   [[nodiscard]] bool in_backward() const { return in_backward_; }
   /// "" for another tensor.
   [[nodiscard]] std::string name_of_parameter(const at::Tensor& tensor) const;
   [[nodiscard]] bool is_parameter(const at::Tensor& tensor) const { return !name_of_parameter(tensor).empty(); }
   /// A gradient gets into a forward without the scale: by a parameter, or, for "", by a tensor. Backward throws it.
   void refuse_entry(const std::string& parameter) noexcept;
+  /// A gradient gets out of a forward with the scale, to a node with this name. Backward throws it.
+  void refuse_exit(const std::string& node) noexcept;
+  /// A leaf gets gradients with the scale and without. Backward throws it.
+  void refuse_both_levels(const at::Tensor& leaf) noexcept;
   /// The gradient with which backward(loss) begins: `gradient`, or ones, times the scale. Undefined: torch's own.
   [[nodiscard]] at::Tensor first_gradient(const at::Tensor& loss, const at::Tensor& gradient) const;
   void require_unwritten(int unit) const { slots_.require_unwritten(unit); }  ///< since begin()
@@ -208,8 +215,13 @@ class Runtime final : public ValueSource, public std::enable_shared_from_this<Ru
   /// Autograd numbers such a node before the function's own forward runs, so it comes before the nodes of that read.
   /// False if no forward of the engine made the node that runs.
   [[nodiscard]] bool bring_to_node(const std::vector<int>& units);
+  /// Backward throws it, if there is none before.
+  void defer(Error error) noexcept;
+  void enter_depth();
+  void leave_depth() noexcept;
   void enter_backward();
   void leave_backward();
+  [[nodiscard]] std::uint64_t open_backward_of(const GradientUses* uses);
   enum class StepEnd : std::uint8_t { kMicroStep, kAll, kShort };
   StepResult end_step(StepEnd which);
 
@@ -239,8 +251,11 @@ class Runtime final : public ValueSource, public std::enable_shared_from_this<Ru
   StepLog step_log_{log_};
   std::unique_ptr<LossScale> loss_scale_;
   std::unique_ptr<LossTerms> loss_terms_;
-  bool told_of_term_ = false;                  ///< that counts several times
-  bool begins_with_scale_ = false;             ///< the backward that runs: it is backward(), and not the loss's own
+  bool told_of_term_ = false;  ///< that counts several times
+  std::map<const at::TensorImpl*, int> trainable_by_tensor_;
+  std::optional<LevelScope> backward_level_;   ///< while backward() runs
+  std::optional<LevelScope> forward_level_;    ///< while depth_ is above 0
+  std::atomic<int> entered_in_{-1};            ///< the last backward whose gradients entered a forward by LossScale
   int depth_ = 0;                              ///< forwards that are open
   std::vector<std::uint64_t> buffer_digests_;  ///< of the end of the last step
   bool in_backward_ = false;

@@ -76,8 +76,8 @@ UnitScope::~UnitScope() {
   state_->runtime->drop(*state_->use);
 }
 
-void UnitScope::follow_inputs(const std::vector<at::Tensor>& inputs) {
-  if (state_) state_->runtime->follow_inputs(*state_->use, inputs);
+at::Tensor UnitScope::input(const at::Tensor& tensor) {
+  return state_ && tensor.defined() ? state_->runtime->follow_input(*state_->use, tensor) : tensor;
 }
 
 void UnitScope::finish(const std::vector<at::Tensor>& outputs) {

@@ -187,10 +187,8 @@ class Edges(unittest.TestCase):
             self.assertTrue(leaf.is_leaf)
         for mine, theirs in zip(found["plain"], found["torch"], strict=True):
             torch.testing.assert_close(mine, theirs, atol=2e-3, rtol=2e-2)
-        for mine, theirs in zip(found["engine"][:2], found["torch"][:2], strict=True):
+        for mine, theirs in zip(found["engine"], found["torch"], strict=True):
             torch.testing.assert_close(mine, theirs, atol=2e-3, rtol=2e-2)
-        # A loss of its own: engine.backward() begins with the scale there.
-        torch.testing.assert_close(found["engine"][2] / 4096, found["torch"][2], atol=2e-3, rtol=2e-2)
 
     def test_a_penalty_inside_gathered_has_the_scale(self) -> None:
         def penalty(engine: zeroth.Engine, model: Any) -> torch.Tensor:

@@ -21,6 +21,7 @@ SUITES = (
     "guards",
     "half",
     "lengths",
+    "levels",
     "mesh",
     "notebook",
     "options",
@@ -33,7 +34,7 @@ SUITES = (
     "tiles",
     "tiling",
 )
-WITH_LONG_TIER = ("activations", "forward", "lengths", "package", "schedule")
+WITH_LONG_TIER = ("activations", "forward", "lengths", "levels", "package", "schedule")
 
 forked.preload("torch._dynamo", "torch.distributed.tensor", "transformers.models.llama.modeling_llama")
 

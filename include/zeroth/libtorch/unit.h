@@ -39,8 +39,10 @@ class UnitScope {
   UnitScope(const UnitScope&) = delete;
   UnitScope& operator=(const UnitScope&) = delete;
   ~UnitScope();
-  /// The tensors that the forward takes, before it computes: their gradients leave the engine without a loss scale.
-  void follow_inputs(const std::vector<at::Tensor>& inputs);
+  /// Before the forward computes, for each tensor that is handed over to it: what it takes in its place, so that the
+  /// tensor's gradient has no loss scale. Another tensor of the same memory for a leaf that requires a gradient, under
+  /// fp16; else `tensor` itself.
+  [[nodiscard]] at::Tensor input(const at::Tensor& tensor);
   /// Attaches the hooks of the unit's backward to `outputs` and ends the forward.
   void finish(const std::vector<at::Tensor>& outputs);
 
@@ -112,13 +114,14 @@ void collect_tensors(const T& value, std::vector<at::Tensor>& into) {
 template <class Body, class... Args>
 auto run_as_unit(std::shared_ptr<Runtime> runtime, int unit, Body&& body, Args&&... args) {
   UnitScope scope(std::move(runtime), unit);
-  std::vector<at::Tensor> inputs;
-  const auto collect_input = [&inputs](const auto& value) {
-    if constexpr (std::is_convertible_v<decltype(value), const at::Tensor&>) inputs.push_back(value);
+  const auto taken = [&scope]<class T>(T&& value) -> decltype(auto) {
+    if constexpr (std::is_same_v<std::remove_cvref_t<T>, at::Tensor>) {
+      return scope.input(value);
+    } else {
+      return std::forward<T>(value);
+    }
   };
-  (collect_input(args), ...);
-  scope.follow_inputs(inputs);
-  auto result = std::forward<Body>(body)(std::forward<Args>(args)...);
+  auto result = std::forward<Body>(body)(taken(std::forward<Args>(args))...);
   std::vector<at::Tensor> outputs;
   collect_tensors(result, outputs);
   scope.finish(outputs);
