@@ -11,11 +11,11 @@ import unittest
 from collections.abc import Callable
 from typing import Any
 
+import tier
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import tier
 import zeroth
 
 SCALE = 128.0
