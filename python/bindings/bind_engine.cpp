@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -827,6 +828,12 @@ void bind_engine(py::module_& module) {
       });
 
   module.def("why_without_memory", &libtorch::why_without_memory, py::arg("tensor"));
+  module.def(
+      "require_memory",
+      [](const py::handle& storage) {
+        if (THPStorage_Check(storage.ptr())) libtorch::require_memory(THPStorage_Unpack(storage.ptr()));
+      },
+      py::arg("storage"));
 
   py::class_<UnitHooks>(module, "UnitHooks")
       .def(py::init<std::shared_ptr<Engine>, std::size_t>(), py::arg("engine"), py::arg("unit"))

@@ -936,6 +936,9 @@ class Gathered:
 def why_without_memory(tensor: torch.Tensor) -> str:
     """Why a tensor that stands for a parameter or a gradient has no memory now; "" for another tensor."""
 
+def require_memory(storage: object) -> None:
+    """Raises an Error if a torch.UntypedStorage is that of a tensor that stands for a parameter or a gradient."""
+
 class Engine:
     """The engine below zeroth.Engine: knows no module."""
 

@@ -34,6 +34,9 @@ def to_config(config: ConfigLike) -> Config:
         if problems:
             raise _C.make_config_error(_ORIGIN, problems)
         return Config.from_json(text, _ORIGIN)
+    if not isinstance(config, str | os.PathLike):
+        what = [("", "the configuration is no document", "a path, a mapping, a Config or None", _said(config))]
+        raise _C.make_config_error("an argument", what)
     return Config.from_file(os.fspath(config))
 
 

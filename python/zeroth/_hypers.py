@@ -1,5 +1,6 @@
 """Hyper-parameters of parameter groups, with the names of torch's optimizers."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,9 @@ _SGD = ("lr", "momentum", "dampening", "nesterov", "weight_decay")
 _ELSEWHERE = {*_ADAPTIVE, *_SGD, "amsgrad", "maximize", "decoupled_weight_decay"}
 """names that some optimizer of torch's would follow"""
 
-_ANY_SIGN = ("lr", "weight_decay", "dampening")
+_ROUNDED = ("lr", "weight_decay")
+"""which a schedule may bring to a little below 0, by rounding"""
+_ROUNDING = 1e-12
 
 
 def names_of(optimizer: str) -> tuple[str, ...]:
@@ -48,12 +51,13 @@ def _value(name: str, value: Any, which: str, optimizer: str) -> float | bool | 
             return bool(value)
         else:
             number = float(value)
-            if number >= 0 or (name in _ANY_SIGN and number == number):  # a schedule may round to a little below 0
+            lowest = -math.inf if name == "dampening" else -_ROUNDING if name in _ROUNDED else 0.0
+            if math.isfinite(number) and number >= lowest:
                 return number
     except (TypeError, ValueError):
         pass
-    expected = "two numbers of at least 0 and below 1" if name == "betas" else "a number"
-    raise _refused(which, expected if name in ("betas", *_ANY_SIGN) else f"{expected} of at least 0", value, optimizer)
+    one = "a number" if name == "dampening" else "a number of at least 0"
+    raise _refused(which, "two numbers of at least 0 and below 1" if name == "betas" else one, value, optimizer)
 
 
 def _refused(which: str, expected: str, got: Any, optimizer: str) -> _C.Error:

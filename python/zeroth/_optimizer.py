@@ -113,7 +113,18 @@ class Optimizer(torch.optim.Optimizer):
 
     def push(self) -> None:
         """Passes changed hyper-parameters to the engine. Raises Error USAGE for values that the optimizer cannot have,
-        and for a changed learning rate where the configuration has a scheduler."""
+        for a changed learning rate where the configuration has a scheduler, and for groups that were added or taken
+        away."""
+        if len(self.param_groups) != len(self._numbers):
+            raise _C.make_error(
+                "USAGE",
+                "an engine takes no further parameter groups, and gives none up",
+                where="python.optimizer",
+                which="optimizer.param_groups",
+                expected=f"{len(self._numbers)} groups",
+                got=f"{len(self.param_groups)}",
+                hint="name them in Engine(..., params=...)",
+            )
         for place, (number, group) in enumerate(zip(self._numbers, self.param_groups, strict=True)):
             wanted, taken = self._hypers(place, group), self._taken[place]
             if wanted == taken:

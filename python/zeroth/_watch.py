@@ -44,20 +44,33 @@ def buffers(model: nn.Module) -> list[Buffer]:
 
 
 def follow(model: nn.Module) -> Callable[[nn.Module, str, str], None]:
-    """Returns a function (module, where, hint) that checks a changed module. Allowed: wrapping modules, removing and
-    restoring them, new buffers, new frozen parameters. Raises Error MODEL if a parameter of the engine is gone, or a
-    new trainable parameter has come."""
+    """Returns a function (module, where, hint) that checks a changed module. Allowed: wrapping modules, removing them for
+    an evaluation, new buffers, new frozen parameters, torch.func.functional_call() with other tensors. Raises Error
+    MODEL if a parameter of the engine is gone, or a new trainable parameter has come."""
     known = {
         id(parameter): (f"{path}.{key}" if path else key, weakref.ref(module))
         for path, module in model.named_modules()
         for key, parameter in module._parameters.items()
         if parameter is not None
     }
+    trainable = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
 
     def require_same(module: nn.Module, where: str, hint: str) -> None:
-        now = {id(parameter): (name, parameter) for name, parameter in module.named_parameters()}
+        # torch.func.functional_call() lends tensors that are no Parameters to a call; nobody else can put them there.
+        lent = {
+            f"{path}.{key}" if path else key
+            for path, part in module.named_modules()
+            for key, value in part._parameters.items()
+            if value is not None and not isinstance(value, nn.Parameter)
+        }
+        now = {id(parameter): (name, parameter) for name, parameter in module.named_parameters() if name not in lent}
         inside = set(module.modules())
-        gone = [name for key, (name, owner) in known.items() if key not in now and owner() in inside]
+        trains = module.training and where == "python.forward"
+        gone = [
+            name
+            for key, (name, owner) in known.items()
+            if key not in now and name not in lent and (owner() in inside or (trains and key in trainable))
+        ]
         added = [name for key, (name, parameter) in now.items() if key not in known and parameter.requires_grad]
         if gone or added:
             missing = any(key not in now for key in known)

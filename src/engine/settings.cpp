@@ -121,6 +121,7 @@ MeshSpec mesh_of(const Config& config, int world) {
 
 int micro_steps_of(const Config& config, int world) {
   const int data_ranks = MeshPlace(mesh_of(config, world), 0, world).size("dp");
+  config.require_data_ranks(data_ranks);
   // Without any batch size in the document there is one micro-step; else the sizes must fit the world.
   const bool sized = config.train_batch_size || config.train_micro_batch_size_per_gpu;
   return static_cast<int>(sized ? config.resolve(data_ranks).accumulate

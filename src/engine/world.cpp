@@ -1,3 +1,4 @@
+#include "comm/control/control_link.h"
 #include "comm/control/end_of_job.h"
 #include "comm/decorators/slow_link_backend.h"
 #include "engine/launcher_variables.h"
@@ -323,13 +324,16 @@ void World::connect_base(const CommOptions& options) const {
   if (const std::string_view kind = connection_->base->kind(); transport_ && kind != transport_->kind()) {
     Logger(rank_, size_).progress("ranks of a node share its memory: calls go over " + std::string(kind));
   }
+  const std::string interface = variable_or_empty("ZEROTH_INTERFACE");
+  if (size_ == 1 && !interface.empty())
+    (void)detail::interface_addresses(interface);  // a typing error is one with any world
   if (size_ > 1 && is_watched()) {
     connection_->control = ControlPlane::join(
         *connection_->base, activity(),
         {.timeout = options.timeout,
          .silent_after = options.frozen_after + std::max(options.frozen_after / 2, Milliseconds{2'000}),
          .end_stuck_after = options.end_stuck_after,
-         .interface = variable_or_empty("ZEROTH_INTERFACE"),
+         .interface = interface,
          .meeting_host = variable_or_empty("MASTER_ADDR"),
          .trace_folder = variable_or_empty("ZEROTH_TRACE_DIR"),
          .logger = Logger(rank_, size_)});

@@ -216,6 +216,10 @@ at::Tensor make_guard(const at::Tensor& like, const Error& error, const Rethrow&
   return tensor;
 }
 
+void require_memory(const at::Storage& storage) {
+  if (const auto* guard = dynamic_cast<const GuardStorage*>(storage.unsafeGetStorageImpl())) guard->refusal()();
+}
+
 std::string why_without_memory(const at::Tensor& tensor) {
   const GuardStorage* storage = guard_behind(tensor);
   return storage == nullptr ? "" : storage->refusal().error.message();

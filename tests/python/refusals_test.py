@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import json
 import os
+import pickle
 import re
 import tempfile
 import unittest
+import unittest.mock
 
 import forked
 import job
@@ -305,6 +308,102 @@ class Refusals(unittest.TestCase):
 
 
 forked.preload("torch._dynamo", "torch.distributed.tensor")
+
+
+class Settings(unittest.TestCase):
+    """Values that contradict each other, or the job: an error with the key, and not a run that is something else."""
+
+    def test_a_value_that_cannot_be_is_named(self) -> None:
+        warmup = {"type": "WarmupLR", "params": {"warmup_min_lr": 0.01, "warmup_max_lr": 0.001}}
+        rows: list[tuple[object, str]] = [
+            ({"data_parallel_size": 4}, r"another number of data ranks.*/data_parallel_size; expected: 4 data ranks"),
+            (
+                {"fp16": {"enabled": True, "initial_scale_power": 4, "min_loss_scale": 1024}},
+                r"smallest loss scale is above the first.*at most 16",
+            ),
+            ({"scheduler": warmup}, r"warmup begins above its end.*warmup_min_lr.*at most warmup_max_lr = 0\.001"),
+            ([], "the configuration is no document.*got: list"),
+            (42, "the configuration is no document.*got: int 42"),
+        ]
+        for given, text in rows:
+            with self.subTest(given), self.assertRaisesRegex(zeroth.Error, f"CONFIG.*{text}"):
+                zeroth.Engine(nn.Linear(4, 4), given, log_level="off")  # type: ignore[arg-type]
+        long = zeroth.Config.from_json("{}", overrides=[zeroth.ConfigOverride("/bfloat16/enabled", True)])
+        self.assertEqual(json.loads(long.to_json())["bf16"]["enabled"], True)
+        with (
+            unittest.mock.patch.dict("os.environ", {"ZEROTH_INTERFACE": "nosuch0"}),
+            self.assertRaisesRegex(zeroth.Error, "no such interface"),
+        ):
+            zeroth.Engine(nn.Linear(4, 4), log_level="off")
+
+    def test_groups_by_hand(self) -> None:
+        def step_with(key: str, value: object) -> None:
+            engine = zeroth.Engine(nn.Linear(4, 4), log_level="off")
+            engine.optimizer.param_groups[0][key] = value
+            engine.backward(engine(torch.ones(1, 4)).sum())
+            engine.step()
+
+        for key, value in (("lr", -1.0), ("lr", float("inf")), ("weight_decay", -0.1), ("weight_decay", float("nan"))):
+            with self.subTest((key, value)), self.assertRaisesRegex(zeroth.Error, f"USAGE.*'{key}'.*at least 0"):
+                step_with(key, value)
+        step_with("lr", -1e-19)  # what a schedule rounds to
+        for change in (
+            lambda groups: groups.append({"params": []}),
+            lambda groups: groups.clear(),
+        ):
+            engine = zeroth.Engine(nn.Linear(4, 4), log_level="off")
+            change(engine.optimizer.param_groups)
+            engine.backward(engine(torch.ones(1, 4)).sum())
+            with self.assertRaisesRegex(zeroth.Error, "USAGE.*takes no further parameter groups.*expected: 1 group"):
+                engine.step()
+
+    def test_an_engine_is_no_value(self) -> None:
+        engine = zeroth.Engine(nn.Linear(4, 4), log_level="off")
+        for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+            with self.subTest(copied), self.assertRaisesRegex(zeroth.Error, "USAGE.*not copied or pickled"):
+                copied(engine)
+
+
+class Parts(unittest.TestCase):
+    def test_a_layer_that_was_taken_out_is_named(self) -> None:
+        for stage in (0, 3):
+            model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5)))
+            engine = zeroth.Engine(model, {"zero_optimization": {"stage": stage}}, units=list(model), log_level="off")
+            del model[3]
+            with self.assertRaisesRegex(zeroth.Error, r"MODEL.*replaced or removed.*which: 3\.weight"):
+                engine(torch.ones(1, 4))
+            model.eval()
+            with torch.no_grad():
+                engine(torch.ones(1, 4))  # without it, for a look
+            engine.close()
+
+    def test_functional_call_lends_other_tensors(self) -> None:
+        for stage in (0, 3):
+            torch.manual_seed(1)
+            model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+            plain = copy.deepcopy(model)
+            engine = zeroth.Engine(model, {"zero_optimization": {"stage": stage}}, log_level="off")
+            x = torch.ones(2, 4)
+            found = []
+            for call in (model, plain):
+                given = {
+                    name: (value.detach() * 2 if call is plain else plain.get_parameter(name).detach() * 2)
+                    for name, value in call.named_parameters()
+                }
+                for value in given.values():
+                    value.requires_grad_()
+                out = torch.func.functional_call(call, given, (x,))
+                out.square().sum().backward()
+                found.append([out.detach(), *(value.grad for value in given.values())])
+            for mine, theirs in zip(*found, strict=True):
+                torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+            engine.zero_grad()
+            loss = engine(x).square().sum()
+            engine.backward(loss)  # and it trains as before
+            plain(x).square().sum().backward()
+            self.assertEqual(loss, plain(x).square().sum())
+            self.assertTrue(torch.equal(engine.full("0.weight", "grad"), plain[0].weight.grad))
+            engine.close()
 
 
 class OnTwoRanks(job.RankTest):

@@ -270,6 +270,8 @@ struct Config {
   /// Completes the batch sizes for a world. Two of them give the third; one alone means one micro-step. All three must
   /// agree. Throws kConfig with the nearest sizes that agree.
   [[nodiscard]] BatchSizes resolve(std::int64_t data_ranks) const;
+  /// The part of resolve() that needs no batch size. Throws kConfig if `data_parallel_size` is another number.
+  void require_data_ranks(std::int64_t data_ranks) const;
 
   /// The keys that must be equal on all ranks, as canonical JSON: all honoured keys except timeouts, the execution
   /// mode, its seed and the memory limit.

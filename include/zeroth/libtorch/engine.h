@@ -107,6 +107,8 @@ struct WeightReport {
 /// Why a tensor that stands for a parameter or a gradient has no memory now, in a sentence, for who prints it; "" for
 /// another tensor. Reads no values.
 [[nodiscard]] std::string why_without_memory(const at::Tensor& tensor);
+/// Throws the same as an error if `storage` is that of such a tensor. For readers that torch's operators do not see.
+void require_memory(const at::Storage& storage);
 
 /// The part of the engine that does not depend on the model's type. One thread at a time.
 class EngineBase {

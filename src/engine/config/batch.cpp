@@ -34,7 +34,7 @@ std::string nearest_multiples(std::int64_t value, std::int64_t factor) {
 
 }  // namespace
 
-BatchSizes Config::resolve(std::int64_t data_ranks) const {
+void Config::require_data_ranks(std::int64_t data_ranks) const {
   ZR_CHECK(data_ranks >= 1, ErrorCode::kUsage, "a world has at least one data rank",
            {.where = "engine.config", .got = std::to_string(data_ranks)});
   ZR_CHECK(!data_parallel_size || *data_parallel_size == data_ranks, ErrorCode::kConfig,
@@ -44,6 +44,10 @@ BatchSizes Config::resolve(std::int64_t data_ranks) const {
             .expected = std::to_string(data_parallel_size.value_or(0)) + " data ranks",
             .got = std::to_string(data_ranks),
             .hint = "start that many ranks, or leave the key out"});
+}
+
+BatchSizes Config::resolve(std::int64_t data_ranks) const {
+  require_data_ranks(data_ranks);
   const std::string ranks = std::to_string(data_ranks) + (data_ranks == 1 ? " data rank" : " data ranks");
   const auto& train = train_batch_size;
   const auto& micro = train_micro_batch_size_per_gpu;

@@ -295,7 +295,20 @@ void check_optimizer(const OptimizerConfig& optimizer, const AddProblem& add) {
   }
 }
 
+void check_loss_scale(const LossScaling& fp16, const AddProblem& add) {
+  const double first = std::ldexp(1.0, fp16.initial_power);
+  if (!fp16.is_dynamic() || fp16.min_scale <= first) return;
+  add("/fp16/min_loss_scale", "the smallest loss scale is above the first one", "at most " + Json(first).dump(),
+      Json(fp16.min_scale).dump(), "the first scale is 2 to the power of initial_scale_power");
+}
+
 void check_scheduler(const SchedulerConfig& scheduler, bool warmup_given, const AddProblem& add) {
+  const bool has_rates = scheduler.type == "WarmupLR" || scheduler.type == "WarmupDecayLR";
+  if (has_rates && scheduler.warmup_min_lr > scheduler.warmup_max_lr) {
+    add("/scheduler/params/warmup_min_lr", "the warmup begins above its end",
+        "at most warmup_max_lr = " + Json(scheduler.warmup_max_lr).dump(), Json(scheduler.warmup_min_lr).dump(),
+        "warmup_max_lr is 0.001 where it is not given");
+  }
   if (scheduler.type != "WarmupDecayLR" && scheduler.type != "WarmupCosineLR") return;
   if (scheduler.total_num_steps == 0) {
     add("/scheduler/params/total_num_steps", "the key is missing", "an integer", {}, scheduler.type + " needs it");
@@ -432,6 +445,7 @@ void check_together(const Config& config, const Document& document, Problems& pr
         "leave out offload_optimizer.ratio");
   }
   if (!problems.touches("/zeroth")) check_update(config, add);
+  if (!problems.touches("/fp16")) check_loss_scale(config.fp16, add);
   if (!problems.touches("/optimizer")) check_optimizer(config.optimizer, add);
   if (!problems.touches("/zero_optimization") && !problems.touches("/zeroth")) check_degrees(config.zero, add);
   if (!problems.touches("/scheduler")) {

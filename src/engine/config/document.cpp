@@ -398,6 +398,20 @@ void rename_aliases(Document& document, Problems& problems) {
   }
 }
 
+namespace {
+
+/// The pointer with the key's own name where it has another one that is accepted, too.
+std::string without_alias(const std::string& pointer) {
+  for (const KeyAlias& alias : key_aliases()) {
+    if (!pointer.starts_with(alias.alias)) continue;
+    const std::string rest = pointer.substr(alias.alias.size());
+    if (rest.empty() || rest.front() == '/') return std::string(alias.pointer) + rest;
+  }
+  return pointer;
+}
+
+}  // namespace
+
 void apply_overrides(Document& document, std::span<const ConfigOverride> overrides, Problems& problems) {
   for (const ConfigOverride& override_value : overrides) {
     Document document_of_value;
@@ -413,10 +427,11 @@ void apply_overrides(Document& document, std::span<const ConfigOverride> overrid
                     .hint = {}});
       continue;
     }
-    Json* const place = place_of(override_value.pointer, document.root);
+    const std::string pointer = without_alias(override_value.pointer);
+    Json* const place = place_of(pointer, document.root);
     if (place == nullptr) continue;
     *place = value;
-    document.origins[override_value.pointer] = override_value.origin;
+    document.origins[pointer] = override_value.origin;
   }
 }
 

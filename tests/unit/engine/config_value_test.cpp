@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -66,8 +67,8 @@ SchedulerConfig any_scheduler() {
     out.warmup_min_ratio = *any_double(0.0, 1.0);
     out.cos_min_ratio = *any_double(0.0, 1.0);
   } else {
-    out.warmup_min_lr = *any_double(0.0, 1e300);
     out.warmup_max_lr = *any_double(5e-324, 1e300);
+    out.warmup_min_lr = *any_double(0.0, out.warmup_max_lr);
   }
   return out;
 }
@@ -107,6 +108,7 @@ Config any_config() {
               .hysteresis = static_cast<int>(any_int(1, 100)),
               .consecutive_hysteresis = *rc::gen::arbitrary<bool>(),
               .min_scale = *any_double(1e-300, 1e300)};
+  out.fp16.min_scale = std::min(out.fp16.min_scale, std::ldexp(1.0, out.fp16.initial_power));
   out.bf16_auto_cast = *rc::gen::arbitrary<bool>();
   out.fp16_auto_cast = *rc::gen::arbitrary<bool>();
   out.optimizer = any_optimizer();
