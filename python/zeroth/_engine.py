@@ -25,6 +25,7 @@ from zeroth import (
     _boxes,
     _cast,
     _deferred,
+    _doors,
     _elsewhere,
     _ending,
     _folders,
@@ -169,6 +170,8 @@ class Engine:
         self._rank, self._world_size, self._config = self._core.rank, self._core.world_size, self._core.config
         self._device = self._core.device
         _printing.install()
+        if self._core.gathers_parameters:
+            _doors.guard()
         self._steps = 0
         self._optimizer: Optimizer | None = None
         self._scheduler: Any = None
@@ -980,6 +983,14 @@ class Engine:
                 "python.close",
                 "the one that the engine was built with has the values: keep the module as it is until close()",
             )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise _C.make_error(
+            "USAGE",
+            "an engine is not copied or pickled: its states are spread over the ranks",
+            where="python.engine",
+            hint="engine.save(folder) writes them all; engine.state_dict() gives the weights",
+        )
 
     def __del__(self) -> None:
         if "_handles" in self.__dict__:

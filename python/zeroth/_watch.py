@@ -44,8 +44,8 @@ def buffers(model: nn.Module) -> list[Buffer]:
 
 
 def follow(model: nn.Module) -> Callable[[nn.Module, str, str], None]:
-    """Returns a function (module, where, hint) that checks a changed module. Allowed: wrapping modules, removing them for
-    an evaluation, new buffers, new frozen parameters, torch.func.functional_call() with other tensors. Raises Error
+    """Returns a function (module, where, hint) that checks a changed module. Allowed: wrapping modules, removing them
+    for an evaluation, new buffers, new frozen parameters, torch.func.functional_call() with other tensors. Raises Error
     MODEL if a parameter of the engine is gone, or a new trainable parameter has come."""
     known = {
         id(parameter): (f"{path}.{key}" if path else key, weakref.ref(module))

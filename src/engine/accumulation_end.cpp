@@ -35,8 +35,13 @@ void Engine::discard_gradients() {
   });
   had_backward_ = false;
   micro_step_ = 0;
-  early_->is_torn = vote.updated_rank >= 0;
-  if (finish_delayed_update()) publish_updates();
+  early_->is_torn = early_->is_torn || vote.updated_rank >= 0;
+  if (early_->is_delayed) {
+    std::exception_ptr failure;
+    update_guarded(failure, [this] { (void)finish_delayed_update(); });
+    publish_guarded(failure);
+    settle_update(failure);
+  }
   forget_gradients();
   require_committed(vote, {});
   if (vote.keeping_rank >= 0) throw_not_all_discard(vote, world());
@@ -54,6 +59,7 @@ StepResult Engine::end_accumulation() {
     if (result.boundary) return result;
   }
   report_failed_save();
+  require_not_torn("end_accumulation()");
   require_own_weights("end_accumulation()");
   StepResult result = together([&]() -> StepResult {
     sync(own_->end_accumulation);

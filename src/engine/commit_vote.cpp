@@ -48,31 +48,34 @@ std::vector<bool> counted(std::size_t params, std::span<const std::int64_t> word
   return has_grad;
 }
 
-/// What a rank says of the parameters that it trains.
-struct Trains {
+/// What a rank says of the parameters of a shard group.
+struct Said {
   int rank = 0;
   int color = 0;  ///< of its shard group
   std::int64_t digest = 0;
 };
 
-/// Sets the vote's ranks of the first group of `all` in which they differ.
-void find_other_trains(std::vector<Trains> all, int group, CommitVote& vote) {
-  while (!all.empty() && vote.other_trains_rank < 0) {
+/// Ranks of the job, of the first group of `all` in which they differ.
+OddRank find_odd_of_groups(std::vector<Said> all) {
+  while (!all.empty()) {
     const int color = all.front().color;
     std::vector<int> ranks;
     std::vector<std::int64_t> digests;
-    for (const Trains& one : all) {
+    for (const Said& one : all) {
       if (one.color != color) continue;
       ranks.push_back(one.rank);
       digests.push_back(one.digest);
     }
-    std::erase_if(all, [color](const Trains& one) { return one.color == color; });
+    std::erase_if(all, [color](const Said& one) { return one.color == color; });
     const OddRank found = find_odd_rank(digests);
     if (found.odd < 0) continue;
-    vote.usual_trains_rank = ranks[static_cast<std::size_t>(found.usual)];
-    vote.other_trains_rank = ranks[static_cast<std::size_t>(found.odd)];
-    vote.other_trains_group = group;
+    return {.usual = ranks[static_cast<std::size_t>(found.usual)], .odd = ranks[static_cast<std::size_t>(found.odd)]};
   }
+  return {};
+}
+
+int color_of(std::span<const GroupColors> groups, std::size_t group, std::size_t rank) {
+  return groups.empty() ? 0 : groups[group][rank];
 }
 
 }  // namespace
@@ -88,7 +91,8 @@ CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicat
                             std::span<const GroupColors> groups) {
   const std::size_t params = ballot.has_grad.size();
   const std::size_t params_words = has_grad_words(params);
-  const std::size_t words_per_rank = kTrainsWord + ballot.trains.size();
+  ZR_ASSERT(ballot.writes.size() == ballot.trains.size(), "a ballot has one word of both kinds a shard group");
+  const std::size_t words_per_rank = kTrainsWord + 2 * ballot.trains.size();
   const auto world = static_cast<std::size_t>(communicator.size());
   std::vector<std::int64_t> message(kNormWords + params_words + world * words_per_rank, 0);
   std::ranges::copy(ballot.norm.words(), message.begin());
@@ -109,7 +113,8 @@ CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicat
   own[8] = ballot.times.backward_us;
   own[9] = ballot.times.step_us;
   own[10] = ballot.times.waited_us;
-  std::ranges::copy(ballot.trains, own + kTrainsWord);
+  std::int64_t* const end = std::ranges::copy(ballot.trains, own + kTrainsWord).out;
+  std::ranges::copy(ballot.writes, end);
 
   communicator.all_reduce(std::span<std::int64_t>(message));
 
@@ -117,7 +122,8 @@ CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicat
   std::copy_n(message.begin(), kNormWords, vote.norm.words().begin());
   vote.has_grad = counted(params, std::span<const std::int64_t>(message).subspan(kNormWords, params_words));
   std::vector<std::int64_t> hypers;
-  std::vector<std::vector<Trains>> trains(ballot.trains.size());
+  std::vector<std::vector<Said>> trains(ballot.trains.size());
+  std::vector<std::vector<Said>> writes(ballot.trains.size());
   for (std::size_t rank = 0; rank < world; ++rank) {
     const std::int64_t* theirs = message.data() + ranks_begin + rank * words_per_rank;
     if ((theirs[3] & kFailed) != 0 && vote.failed_rank < 0) vote.failed_rank = static_cast<int>(rank);
@@ -138,10 +144,13 @@ CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicat
     if (rank == 0) vote.save_failed = (theirs[3] & kSaveFailed) != 0;
     hypers.push_back(theirs[4]);
     for (std::size_t group = 0; group < trains.size(); ++group) {
+      Said said{.rank = static_cast<int>(rank),
+                .color = color_of(groups, group, rank),
+                .digest = theirs[kTrainsWord + trains.size() + group]};
+      writes[group].push_back(said);
       if ((theirs[3] & kOut) != 0) continue;  // one without a batch ran no forward, which would have looked
-      trains[group].push_back({.rank = static_cast<int>(rank),
-                               .color = groups.empty() ? 0 : groups[group][rank],
-                               .digest = theirs[kTrainsWord + group]});
+      said.digest = theirs[kTrainsWord + group];
+      trains[group].push_back(said);
     }
     if (theirs[0] == 0) continue;
     // The earliest micro-step; among equals the lowest rank.
@@ -153,10 +162,45 @@ CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicat
   const OddRank odd = find_odd_rank(hypers);
   vote.usual_groups_rank = odd.usual;
   vote.other_groups_rank = odd.odd;
-  for (std::size_t group = 0; group < trains.size(); ++group) {
-    if (vote.other_trains_rank < 0) find_other_trains(std::move(trains[group]), static_cast<int>(group), vote);
+  for (std::size_t group = 0; group < trains.size() && vote.other_trains_rank < 0; ++group) {
+    const OddRank found = find_odd_of_groups(std::move(trains[group]));
+    if (found.odd < 0) continue;
+    vote.usual_trains_rank = found.usual;
+    vote.other_trains_rank = found.odd;
+    vote.other_trains_group = static_cast<int>(group);
+  }
+  for (std::size_t group = 0; group < writes.size() && vote.other_writes_rank < 0; ++group) {
+    const OddRank found = find_odd_of_groups(std::move(writes[group]));
+    if (found.odd < 0) continue;
+    vote.usual_writes_rank = found.usual;
+    vote.other_writes_rank = found.odd;
+    vote.other_writes_group = static_cast<int>(group);
   }
   return vote;
+}
+
+std::int64_t digest_of(const std::vector<std::int64_t>& writes) {
+  if (std::ranges::all_of(writes, [](std::int64_t one) { return one == 0; })) return 0;
+  const std::string_view bytes(reinterpret_cast<const char*>(writes.data()), writes.size() * sizeof(std::int64_t));
+  return static_cast<std::int64_t>(digest64(bytes) >> 1U);
+}
+
+OtherWrites compare_writes(const std::vector<std::int64_t>& digests, const Communicator& communicator,
+                           std::span<const GroupColors> groups) {
+  const auto world = static_cast<std::size_t>(communicator.size());
+  std::vector<std::int64_t> all(digests.size() * world);
+  communicator.all_gather(std::span<const std::int64_t>(digests), std::span(all));
+  for (std::size_t group = 0; group < digests.size(); ++group) {
+    std::vector<Said> said;
+    for (std::size_t rank = 0; rank < world; ++rank) {
+      said.push_back({.rank = static_cast<int>(rank),
+                      .color = color_of(groups, group, rank),
+                      .digest = all[rank * digests.size() + group]});
+    }
+    const OddRank found = find_odd_of_groups(std::move(said));
+    if (found.odd >= 0) return {.usual = found.usual, .odd = found.odd, .group = static_cast<int>(group)};
+  }
+  return {};
 }
 
 std::int64_t digest_of(const std::vector<bool>& trains) {
@@ -205,6 +249,52 @@ namespace {
 }
 
 }  // namespace
+
+void throw_other_writes(const OtherWrites& found, const OwnTerms& own, int world) {
+  ErrorContext context{.where = "engine.writes",
+                       .who = "rank " + std::to_string(found.odd) + "/" + std::to_string(world),
+                       .hint =
+                           "write alike on all ranks, or give the values of one rank to all: "
+                           "engine.load_state_dict(state) takes rank 0's, engine.gathered(parameter, "
+                           "modify_on=rank) that rank's; nothing was changed"};
+  std::vector<int> members;  // ranks of the job, by rank of the group
+  for (int rank = 0; rank < world; ++rank) {
+    if (own.colors[static_cast<std::size_t>(rank)] == own.colors[static_cast<std::size_t>(found.odd)])
+      members.push_back(rank);
+  }
+  constexpr const char* kText = "a script wrote other values to parameters on one rank than on others";
+  if (std::ranges::find(members, own.rank) == members.end()) {
+    context.expected = "what rank " + std::to_string(found.usual) + " wrote";
+    throw Error(ErrorCode::kMismatch, kText, std::move(context));
+  }
+  const std::size_t params = own.writes.size();
+  std::vector<std::int64_t> all(params * members.size());
+  own.communicator.all_gather(std::span<const std::int64_t>(own.writes), std::span(all));
+  const auto of = [&](int rank) {
+    const auto member = static_cast<std::size_t>(std::ranges::find(members, rank) - members.begin());
+    return std::span<const std::int64_t>(all).subspan(params * member, params);
+  };
+  const std::span<const std::int64_t> usual = of(found.usual);
+  const std::span<const std::int64_t> odd = of(found.odd);
+  std::vector<std::string> names;
+  std::size_t first = params;
+  for (std::size_t param = 0; param < params; ++param) {
+    if (usual[param] == odd[param]) continue;
+    first = std::min(first, param);
+    names.push_back(own.params[param].name);
+  }
+  ZR_ASSERT(first < params, "ranks' digests of what was written differ but their lists do not");
+  const auto says = [&](std::int64_t digest, int rank) {
+    return std::string(digest != 0 ? "written" : "not written") + " on rank " + std::to_string(rank);
+  };
+  constexpr std::size_t kMost = 3;
+  const std::size_t more = names.size() > kMost ? names.size() - kMost : 0;
+  names.resize(std::min(names.size(), kMost));
+  context.which = join(names, ", ") + (more > 0 ? " and " + std::to_string(more) + " more" : "");
+  context.expected = says(usual[first], found.usual) + ", and the same on all ranks";
+  context.got = says(odd[first], found.odd) + (usual[first] != 0 && odd[first] != 0 ? ", with other values" : "");
+  throw Error(ErrorCode::kMismatch, kText, std::move(context));
+}
 
 void throw_other_groups(const std::vector<GroupHyper>& groups, int usual, int odd, const Communicator& communicator) {
   static constexpr std::string_view kNames[] = {"lr",           "beta1",    "beta2",     "eps",
@@ -261,6 +351,11 @@ void throw_if_refused(const CommitVote& vote, const OwnTerms& own, const Communi
     throw_other_groups(own.groups, vote.usual_groups_rank, vote.other_groups_rank, communicator);
   }
   if (vote.other_trains_rank >= 0) throw_other_trainability(vote, own, communicator.size());
+  if (vote.other_writes_rank >= 0) {
+    throw_other_writes(
+        {.usual = vote.usual_writes_rank, .odd = vote.other_writes_rank, .group = vote.other_writes_group}, own,
+        communicator.size());
+  }
 }
 
 }  // namespace zeroth

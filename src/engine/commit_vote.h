@@ -34,6 +34,7 @@ struct Ballot {
   bool save_failed = false;    ///< and failed
   bool updated = false;        ///< this rank has begun the update that the vote is about
   std::vector<std::int64_t> trains{0};  ///< one a shard group: digest of its parameters that want a gradient here
+  std::vector<std::int64_t> writes{0};  ///< one a shard group: digest of what the caller wrote to its parameters
 };
 
 /// The ranks of a shard group and of those beside it: one number a rank of the job, equal where ranks are in one group.
@@ -62,20 +63,26 @@ struct CommitVote {
   int usual_trains_rank = 0;   ///< first of the ranks that train what most ranks of a shard group train
   int other_trains_rank = -1;  ///< first rank of it that trains other parameters; not of those that had no batch
   int other_trains_group = 0;  ///< which shard group
+  int usual_writes_rank = 0;   ///< the same of what callers wrote to parameters
+  int other_writes_rank = -1;
+  int other_writes_group = 0;
 
   /// Some rank did not come for an update, or for another one: there is none, and the step's gradients are to be
   /// forgotten.
   [[nodiscard]] bool refused() const {
-    return discarding_rank >= 0 || idle_rank >= 0 || other_groups_rank >= 0 || other_trains_rank >= 0;
+    return discarding_rank >= 0 || idle_rank >= 0 || other_groups_rank >= 0 || other_trains_rank >= 0 ||
+           other_writes_rank >= 0;
   }
+  /// The shard group that the refusal is about.
+  [[nodiscard]] int refused_group() const { return other_trains_rank >= 0 ? other_trains_group : other_writes_group; }
   [[nodiscard]] bool finite() const { return offender_rank < 0 && norm.nonfinite_blocks() == 0; }
 };
 
 /// Blocking. True for each parameter of a shard group that has a gradient on any of its ranks.
 [[nodiscard]] std::vector<bool> on_any_rank(const std::vector<bool>& has_grad, const Communicator& group);
 
-/// Blocking. The message: words of the norm, parameters with a gradient (four 16-bit counts a word), twelve words a
-/// rank and one more for each shard group after the first. `groups`: one for each of Ballot::trains; empty: all ranks
+/// Blocking. The message: words of the norm, parameters with a gradient (four 16-bit counts a word), thirteen words a
+/// rank and two more for each shard group after the first. `groups`: one for each of Ballot::trains; empty: all ranks
 /// are one group.
 [[nodiscard]] CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicator,
                                           std::span<const GroupColors> groups = {});
@@ -85,15 +92,31 @@ struct CommitVote {
 [[noreturn]] void throw_other_groups(const std::vector<GroupHyper>& groups, int usual, int odd,
                                      const Communicator& communicator);
 
-/// What of this rank others may have otherwise, in the shard group of CommitVote::other_trains_group.
+/// What of this rank others may have otherwise, in the shard group of CommitVote::refused_group().
 struct OwnTerms {
   const std::vector<GroupHyper>& groups;
   const std::vector<ParamSpec>& params;
-  const std::vector<bool>& trains;  ///< one a parameter: it wants a gradient
+  const std::vector<bool>& trains;          ///< one a parameter: it wants a gradient
+  const std::vector<std::int64_t>& writes;  ///< one a parameter: digest of what the caller wrote to it; 0: nothing
   const GroupColors& colors;
   const Communicator& communicator;  ///< of the shard group
   int rank = 0;                      ///< of the job
 };
+
+/// Digest for Ballot::writes; 0: nothing was written.
+[[nodiscard]] std::int64_t digest_of(const std::vector<std::int64_t>& writes);
+
+/// The rank whose digest differs from the others' in the first shard group where one does, as the ranks of the job.
+struct OtherWrites {
+  int usual = 0;
+  int odd = -1;
+  int group = 0;
+};
+/// Blocking. `digests`: one a shard group. `groups`: as for take_commit_vote().
+[[nodiscard]] OtherWrites compare_writes(const std::vector<std::int64_t>& digests, const Communicator& communicator,
+                                         std::span<const GroupColors> groups);
+/// Blocking. kMismatch: callers wrote different values to parameters.
+[[noreturn]] void throw_other_writes(const OtherWrites& found, const OwnTerms& own, int world);
 
 /// Digest for Ballot::trains.
 [[nodiscard]] std::int64_t digest_of(const std::vector<bool>& trains);

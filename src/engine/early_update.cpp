@@ -31,6 +31,8 @@ std::string refusal_of(const CommitVote& vote) {
   if (vote.other_groups_rank >= 0) return "other hyper-parameters on rank " + std::to_string(vote.other_groups_rank);
   if (vote.other_trains_rank >= 0)
     return "other trainable parameters on rank " + std::to_string(vote.other_trains_rank);
+  if (vote.other_writes_rank >= 0)
+    return "other values written to parameters on rank " + std::to_string(vote.other_writes_rank);
   return "";
 }
 
@@ -180,13 +182,11 @@ void Engine::flush_update() {
     sync(own_->flush);
     for (const auto& group : groups_) group->complete_uses();
     communicator_.barrier("flush_update()");
-    if (finish_delayed_update()) publish_updates();
+    std::exception_ptr failure;
+    update_guarded(failure, [this] { (void)finish_delayed_update(); });
+    publish_guarded(failure);
+    settle_update(failure);
   });
-}
-
-void Engine::require_not_torn(const char* what) const {
-  ZR_CHECK(!early_->is_torn, ErrorCode::kUsage, "the weights are torn by an update that was refused",
-           {.where = "engine", .which = what, .hint = "load the last checkpoint"});
 }
 
 void Engine::require_whole(const char* what) const {

@@ -27,7 +27,8 @@ struct EarlyUpdate {
   bool is_delayed = false;             ///< gradients of the step before wait in memory of their own
   bool begun = false;                  ///< this rank has updated a unit since the last vote
   bool has_absent = false;             ///< a rank had no batch in a micro-step of this step
-  bool is_torn = false;                ///< some units have an update that the vote refused
+  bool is_torn = false;                ///< some units have an update, and others have not
+  std::string torn_by{};               ///< the first cause, if an error was; "": the vote
   std::optional<double> last_norm{};   ///< of the last committed step
 };
 

@@ -380,6 +380,7 @@ StepResult Engine::step() {
             .expected = "a front end that took Engine::activations()",
             .hint = "zeroth.Engine of Python moves them; a C++ program gives the store to libtorch::SavedTensors"});
   report_failed_save();
+  require_not_torn("step()");
   require_own_weights("step()");
   enter(Phase::kStep);
   uneven_join_->announce(own_->step);
@@ -470,11 +471,13 @@ CommitVote Engine::cast_vote(bool idle, bool discards) {
                 .save_ended = saving_ && saving_->has_ended(),
                 .save_failed = saving_ && saving_->has_failed(),
                 .updated = early_->begun && !early_->is_delayed,
-                .trains = {}};
+                .trains = {},
+                .writes = {}};
   std::vector<GroupColors> colors;
   for (const auto& group : groups_) {
     group->add_norm(ballot.norm);
     ballot.trains.push_back(digest_of(group->trained()));
+    ballot.writes.push_back(digest_of(group->writes()));
     colors.push_back(group->colors());
     Offender offender = group->gradients().offender();
     if (offender.param >= 0) offender.param = group->part().params[static_cast<std::size_t>(offender.param)];
@@ -521,6 +524,37 @@ void Engine::take_writes() {
   for (const auto& group : groups_) group->take_writes();
 }
 
+OwnTerms Engine::own_terms(int group) const {
+  const ShardGroup& one = *groups_[static_cast<std::size_t>(group)];
+  return {.groups = settings_.groups,
+          .params = one.layout().params,
+          .trains = one.trained(),
+          .writes = one.writes(),
+          .colors = one.colors(),
+          .communicator = one.communicator(),
+          .rank = rank()};
+}
+
+void Engine::set_writes(std::span<const std::pair<int, std::int64_t>> writes) {
+  for (const auto& group : groups_) group->forget_writes();
+  for (const auto& [param, digest] : writes) {
+    const auto [group, index] = param_at(param);
+    group.set_write(index, digest);
+  }
+}
+
+void Engine::require_same_writes() {
+  if (world() == 1 || settings_.plan.gathers_parameters()) return;  // where parameters are gathered writes are refused
+  std::vector<std::int64_t> digests;
+  std::vector<GroupColors> colors;
+  for (const auto& group : groups_) {
+    digests.push_back(digest_of(group->writes()));
+    colors.push_back(group->colors());
+  }
+  const OtherWrites found = compare_writes(digests, communicator_, colors);
+  if (found.odd >= 0) throw_other_writes(found, own_terms(found.group), world());
+}
+
 StepResult Engine::finish_step(bool idle, int micro_steps) {
   if (planted("leaked_buffer")) {
     constexpr std::size_t kLeaked = std::size_t{64} << 10U;
@@ -531,19 +565,16 @@ StepResult Engine::finish_step(bool idle, int micro_steps) {
   ZR_FAILPOINT("engine.vote");
   const CommitVote vote = cast_vote(idle, /*discards=*/false);
   early_->is_torn = vote.updated_rank >= 0;  // until it is committed
-  bool changed = finish_delayed_update();
-  if (vote.refused() && changed) publish_updates();
+  std::exception_ptr failure;
+  bool changed = early_->is_delayed;
+  update_guarded(failure, [this] { (void)finish_delayed_update(); });
+  if (vote.refused() && changed) {
+    publish_guarded(failure);
+    settle_update(failure);
+  }
   if (vote.refused()) forget_gradients();
   if (vote.refused()) require_committed(vote, {});
-  const ShardGroup& differing = *groups_[static_cast<std::size_t>(vote.other_trains_group)];
-  throw_if_refused(vote,
-                   {.groups = settings_.groups,
-                    .params = differing.layout().params,
-                    .trains = differing.trained(),
-                    .colors = differing.colors(),
-                    .communicator = differing.communicator(),
-                    .rank = rank()},
-                   communicator_);
+  throw_if_refused(vote, own_terms(vote.refused_group()), communicator_);
 
   warnings_->look_at(vote, committed_steps_, boundaries_ > 0);
   const bool by_previous_norm = settings_.update.clip_by == ClipBy::kPreviousNorm;
@@ -558,24 +589,26 @@ StepResult Engine::finish_step(bool idle, int micro_steps) {
   if (vote.updated_rank >= 0 && !result.reason.empty()) forget_gradients();
   require_committed(vote, result);
   if (result.reason.empty()) {
-    for (const auto& group : groups_) group->share_sums();
-    ZR_FAILPOINT("engine.update");
     const UpdateTerms terms{.factor = mean_factor(result.batches) * result.clip_coefficient / result.loss_scale,
                             .groups = settings_.groups,
                             .lr_factor = settings_.schedule.factor(committed_steps_)};
     result.delayed = settings_.update.delayed_after && committed_steps_ >= *settings_.update.delayed_after;
-    if (result.delayed) {
-      delay_update(terms);
-    } else {
+    update_guarded(failure, [&] {
+      for (const auto& group : groups_) group->share_sums();
+      ZR_FAILPOINT("engine.update");
+      if (result.delayed) return delay_update(terms);
       for (const auto& group : groups_) group->update(terms);
-    }
+    });
     changed = true;
   }
-  if (changed) publish_updates();
+  if (changed) {
+    publish_guarded(failure);
+    update_guarded(failure, [] { ZR_FAILPOINT("engine.committed"); });
+    settle_update(failure);
+  }
   result.changed = changed;
   dropped_in_a_row_ = 0;
   if (result.reason.empty()) {
-    ZR_FAILPOINT("engine.committed");
     result.committed = true;
     result.step = ++committed_steps_;
     if (by_previous_norm) early_->last_norm = result.grad_norm;

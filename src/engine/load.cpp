@@ -125,7 +125,14 @@ LoadReport Engine::load(const std::string& path, const LoadOptions& given) {
     require_any_parameter(report.manifest, report.path, options);
     settle_hypers(read, report, options);
     report.missing = on_any_rank(report.missing, communicator_);
+    if (report.missing.empty()) {
+      for (const auto& group : groups_) group->memory().reset_blocks();  // what a disk has damaged is not read again
+    }
     take_states(read, report.manifest);
+    if (report.missing.empty()) {
+      early_->is_torn = false;
+      early_->torn_by.clear();
+    }
     const Manifest& taken = report.manifest;
     frozen_base_.reset();
     if (report.missing.empty() && options.names.empty() && !unwrapped) {

@@ -113,6 +113,7 @@ std::string Engine::save(const std::string& folder, const SaveOptions& options) 
   require_own_weights("save()");
   return together([&] {
     sync(own_->save);
+    require_same_writes();
     settle_save();
     report_failed_save();
     settle_accumulation();

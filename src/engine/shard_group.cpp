@@ -196,6 +196,7 @@ void ShardGroup::allocate(const GroupResources& shared, OperationId step, const 
   gradients_->set_operations(step, names);
   uses_ = std::make_unique<UnitUses>(layout(), spec_.plan, *parameters_);
   trained_ = uses_->expected();
+  writes_.assign(trained_.size(), 0);
 }
 
 int ShardGroup::initialize(const std::function<ConstTensorView(int)>& values,

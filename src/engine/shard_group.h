@@ -17,6 +17,8 @@
 #include <zeroth/zero/parameter_store.h>
 #include <zeroth/zero/tier_plan.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -96,6 +98,10 @@ class ShardGroup {
   void forget_ended();
   /// One a parameter: it wanted a gradient in the last backward.
   [[nodiscard]] const std::vector<bool>& trained() const { return trained_; }
+  /// One a parameter: digest of what the caller has written to it; 0: nothing. See Engine::set_writes().
+  [[nodiscard]] const std::vector<std::int64_t>& writes() const { return writes_; }
+  void set_write(int param, std::int64_t digest) { writes_[static_cast<std::size_t>(param)] = digest; }
+  void forget_writes() { std::ranges::fill(writes_, 0); }
   /// Before the vote: nothing of the step is under way any more. Collective, blocks.
   void complete_step();
   /// This rank's part of the norm. Elements that other ranks have too are in the part of one of them.
@@ -166,6 +172,7 @@ class ShardGroup {
   std::unique_ptr<Updater> updater_;
   std::unique_ptr<UnitUses> uses_;
   std::vector<bool> trained_;
+  std::vector<std::int64_t> writes_;
   std::vector<bool> has_grad_anywhere_;
   std::vector<bool> held_;
   std::vector<int> ended_;  ///< units whose update may begin

@@ -303,6 +303,7 @@ void Engine::read_states(const StateQuery& query, const std::function<void(State
   const std::vector<int> readers = readers_of(query, world());
   together([&] {
     meet(own_->read, query.kind + " of " + list_text(query.names) + " for " + ranks_text(readers));
+    require_same_writes();
     std::optional<double> factor;
     if (query.kind == "grad") {
       factor = complete_gradients();

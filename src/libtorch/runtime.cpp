@@ -747,7 +747,11 @@ StepResult Runtime::end_step(StepEnd which) {
   settle();
   if (core_->has_gradients()) guards_.require_there();
   slots_.require_kept();
-  if (which != StepEnd::kMicroStep || core_->micro_step() + 1 == core_->settings().micro_steps) slots_.take_writes();
+  const bool updates = which != StepEnd::kMicroStep || core_->micro_step() + 1 == core_->settings().micro_steps;
+  if (updates) {
+    slots_.take_writes();
+    core_->set_writes(slots_.digests(ParameterSlots::Digests::kWritten));
+  }
   slots_.require_nothing_lost();
   StepResult result = which == StepEnd::kAll     ? core_->step_all()
                       : which == StepEnd::kShort ? core_->end_accumulation()
@@ -756,6 +760,7 @@ StepResult Runtime::end_step(StepEnd which) {
     slots_.refresh(ParameterSlots::Renewed::kTrainable);
     slots_.bump_versions(trainable_);
   }
+  if (updates) slots_.agree();
   if (result.boundary && step_shares_buffers()) share_statistics();
   if (result.boundary && core_->rank() == 0) step_log_.report(result);
   return result;
@@ -804,8 +809,11 @@ void Runtime::export_safetensors(const std::string& path) {
   core_->require_whole("an export");
   require_all_ours();
   take_writes();
+  core_->set_writes(slots_.digests(ParameterSlots::Digests::kAll));
   core_->together([&] {
     core_->sync(export_);
+    core_->require_same_writes();
+    slots_.agree();
     libtorch::export_safetensors(path, *core_, model_);
   });
 }
@@ -815,6 +823,8 @@ std::vector<at::Tensor> Runtime::prepare_save(SaveOptions& options) {
   settle();
   require_all_ours();
   take_writes();
+  // What a script has written by parameter.data leaves no trace in autograd: here ranks compare all values.
+  core_->set_writes(slots_.digests(ParameterSlots::Digests::kAll));
   core_->require_own_weights("save()");
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> keep;
@@ -830,12 +840,16 @@ std::vector<at::Tensor> Runtime::prepare_save(SaveOptions& options) {
 
 std::string Runtime::save(const std::string& folder, SaveOptions options) {
   const std::vector<at::Tensor> keep = prepare_save(options);
-  return core_->save(folder, options);
+  std::string path = core_->save(folder, options);
+  slots_.agree();
+  return path;
 }
 
 SaveHandle Runtime::save_async(const std::string& folder, SaveOptions options) {
   const std::vector<at::Tensor> keep = prepare_save(options);  // copied when it returns
-  return core_->save_async(folder, options);
+  SaveHandle handle = core_->save_async(folder, options);
+  slots_.agree();
+  return handle;
 }
 
 /// Names of tied weights become the ones that the engine uses. `options.names` may say which name of the checkpoint has
@@ -883,6 +897,7 @@ LoadReport Runtime::load(const std::string& path, const LoadOptions& given) {
   name_unwanted_states(report, core_->state_kinds());
   slots_.refresh(ParameterSlots::Renewed::kAll);
   slots_.bump_versions(trainable_);
+  slots_.agree(params_without(report.missing));
   const at::NoGradGuard no_grad;
   for (const NamedBuffer& buffer : model_.buffers) {
     if (!buffer.persistent || !buffer.tensor.defined()) continue;

@@ -169,9 +169,10 @@ class Runtime final : public ValueSource, public std::enable_shared_from_this<Ru
   /// Puts `before` back into gathered parameters, and returns what was written over it: undefined where nothing was.
   [[nodiscard]] std::vector<at::Tensor> take_back(const std::vector<int>& params,
                                                   const std::vector<at::Tensor>& before);
-  /// Collective: makes `written` the values on all ranks. `failure`: why this rank cannot; then all throw.
+  /// Collective: makes `written` the values on all ranks. `failure`: why this rank cannot; then all throw, as they do
+  /// if a rank wrote that must not.
   void write_edits(const std::vector<int>& params, const std::vector<at::Tensor>& written, Writers writers,
-                   const std::exception_ptr& failure);
+                   std::exception_ptr failure);
   [[nodiscard]] WireReport wire_report() const;
   void reset_counters();
   [[nodiscard]] zeroth::Engine& core() {
@@ -195,6 +196,8 @@ class Runtime final : public ValueSource, public std::enable_shared_from_this<Ru
   void take_writes();
   /// Weights have new values on all ranks: copies, versions.
   void take_new_weights();
+  /// Numbers of the parameters, but for those with these names.
+  [[nodiscard]] std::vector<int> params_without(const std::vector<std::string>& names) const;
   void require_all_ours() const;
   /// Calls of all ranks that this front end adds to the core engine's.
   void add_operations();

@@ -189,9 +189,19 @@ void Runtime::require_all_ours() const {
 }
 
 void Runtime::take_writes() {
+  core_->require_not_torn("a save or a read of weights");
   slots_.require_kept();
   slots_.take_writes();
   core_->take_writes();
+}
+
+std::vector<int> Runtime::params_without(const std::vector<std::string>& names) const {
+  std::vector<int> params;
+  for (std::size_t param = 0; param < model_.params.size(); ++param) {
+    if (std::ranges::find(names, model_.params[param].tensor_name()) == names.end())
+      params.push_back(static_cast<int>(param));
+  }
+  return params;
 }
 
 void Runtime::take_new_weights() {
@@ -207,6 +217,7 @@ void Runtime::read_states(const StateQuery& query,
   settle();
   require_all_ours();
   take_writes();
+  core_->set_writes(slots_.digests(ParameterSlots::Digests::kWritten));
   std::map<std::string, std::size_t> params;
   for (std::size_t param = 0; param < model_.params.size(); ++param)
     params.emplace(model_.params[param].tensor_name(), param);
@@ -225,6 +236,7 @@ void Runtime::read_states(const StateQuery& query,
     if (!state.data.empty()) std::memcpy(tensor.mutable_data_ptr(), state.data.data(), state.data.size());
     take(state.name, tensor);
   });
+  slots_.agree();
 }
 
 std::vector<LocalState> Runtime::local_states(const std::string& kind) {
@@ -336,6 +348,7 @@ WeightReport Runtime::load_weights(const std::vector<NamedTensor>& values, const
     };
     core_->write_weights(write);
     take_new_weights();
+    slots_.agree(params_without(report.missing));
     if (!of_buffer.empty()) {
       if (how.everywhere || core_->rank() == 0) {
         for (const auto& [buffer, index] : of_buffer) model_.buffers[buffer].tensor.copy_(values[index].second);
@@ -414,34 +427,52 @@ std::vector<at::Tensor> Runtime::take_back(const std::vector<int>& params, const
     tensor.detach().copy_(before[index]);
     written[index] = now;
   }
-  slots_.take_versions(params);
+  slots_.own_versions(params);
   return written;
 }
 
 void Runtime::write_edits(const std::vector<int>& params, const std::vector<at::Tensor>& written, Writers writers,
-                          const std::exception_ptr& failure) {
+                          std::exception_ptr failure) {
+  auto others = slots_.digests(ParameterSlots::Digests::kWritten);
+  std::erase_if(others, [&params](const auto& one) { return std::ranges::find(params, one.first) != params.end(); });
+  core_->set_writes(others);
   core_->together([&] {
     core_->sync(edit_);
+    core_->require_same_writes();
     const Communicator& communicator = core_->communicator();
     const auto world = static_cast<std::size_t>(communicator.size());
-    // One word a rank for how it went, and one a parameter of what was written, 0 for nothing.
+    const bool may_write = writers.rank == Writers::kAll || writers.rank == communicator.rank();
+    const auto other = std::ranges::find_if(written, [](const at::Tensor& one) { return one.defined(); });
+    // One word a rank for how it went, from 2 the parameter that the rank must not write; and one a parameter: a digest
+    // of what was written, or whether something had been written before, which other ranks may not have.
+    constexpr std::int64_t kBefore = 2;
     std::vector<std::int64_t> own{failure ? 1 : 0};
+    if (!may_write && !failure && other != written.end()) own[0] = 2 + (other - written.begin());
     for (std::size_t index = 0; index < params.size(); ++index) {
       const bool wrote = index < written.size() && written[index].defined();
       const auto* data = wrote ? static_cast<const char*>(written[index].const_data_ptr()) : nullptr;
-      own.push_back(wrote ? static_cast<std::int64_t>(digest64({data, written[index].nbytes()}) >> 1U | 1U) : 0);
+      const std::int64_t before = slots_.is_written(params[index]) ? kBefore : 0;
+      own.push_back(wrote ? static_cast<std::int64_t>(digest64({data, written[index].nbytes()}) >> 1U | 1U) : before);
     }
     std::vector<std::int64_t> all(world * own.size());
     communicator.all_gather(std::span<const std::int64_t>(own), std::span(all));
     if (failure) std::rethrow_exception(failure);
     for (std::size_t rank = 0; rank < world; ++rank) {
-      ZR_CHECK(all[rank * own.size()] == 0, ErrorCode::kModel,
+      const std::int64_t word = all[rank * own.size()];
+      ZR_CHECK(word != 1, ErrorCode::kModel,
                "another rank wrote to a parameter that it must not write, so nothing is changed",
                {.where = "libtorch.gathered", .who = "rank " + std::to_string(rank)});
+      ZR_CHECK(word == 0, ErrorCode::kModel, "a rank wrote to a parameter that only another one may write",
+               {.where = "libtorch.gathered",
+                .who = "rank " + std::to_string(rank) + "/" + std::to_string(world),
+                .which = model_.params[static_cast<std::size_t>(params[static_cast<std::size_t>(word - 2)])].name,
+                .expected = "writes on rank " + std::to_string(writers.rank),
+                .hint = "modify_on=\"all\" lets every rank write the same; nothing is changed"});
     }
     const std::size_t source = writers.rank == Writers::kAll ? 0 : static_cast<std::size_t>(writers.rank);
     WeightWrite write{.source = writers.rank, .masters = false};
     std::vector<std::size_t> chosen;
+    std::vector<int> later;  // written before by every rank: the next call of all compares them
     for (std::size_t index = 0; index < params.size(); ++index) {
       const std::string& name = model_.params[static_cast<std::size_t>(params[index])].name;
       const std::int64_t wanted = all[source * own.size() + 1 + index];
@@ -454,7 +485,11 @@ void Runtime::write_edits(const std::vector<int>& params, const std::vector<at::
                   .expected = "what rank 0 wrote, to the bit",
                   .hint = "modify_on=0 takes rank 0's values; give random numbers the same seed on all ranks"});
       }
-      if (wanted == 0) continue;
+      bool differs = false;
+      for (std::size_t rank = 0; writers.rank != Writers::kAll && rank < world; ++rank)
+        differs = differs || all[rank * own.size() + 1 + index] == kBefore;
+      if (wanted == kBefore && !differs) later.push_back(params[index]);
+      if ((wanted == 0 || wanted == kBefore) && !differs) continue;
       ZR_CHECK(model_.params[static_cast<std::size_t>(params[index])].logical_shape.empty(), ErrorCode::kUsage,
                "a parameter that ranks share is not written in parts, so nothing is changed",
                {.where = "libtorch.gathered",
@@ -463,15 +498,25 @@ void Runtime::write_edits(const std::vector<int>& params, const std::vector<at::
       write.names.push_back(name);
       chosen.push_back(index);
     }
-    if (chosen.empty()) return;
+    const auto agree = [&] {
+      std::vector<int> known;
+      for (int param = 0; param < static_cast<int>(model_.params.size()); ++param) {
+        if (std::ranges::find(later, param) == later.end()) known.push_back(param);
+      }
+      slots_.agree(known);
+    };
+    if (chosen.empty()) return agree();
     at::Tensor keep;
     write.values = [&](std::size_t number) {
-      const at::Tensor& like = slots_.tensor(params[chosen[number]]);
-      keep = in_order_of(like, written[chosen[number]], like.scalar_type());
+      const std::size_t index = chosen[number];
+      const at::Tensor& like = slots_.tensor(params[index]);
+      const at::Tensor& values = index < written.size() && written[index].defined() ? written[index] : like;
+      keep = in_order_of(like, values.detach(), like.scalar_type());
       return bytes_of_dense(keep);
     };
     core_->write_weights(write);
     take_new_weights();
+    agree();
   });
 }
 

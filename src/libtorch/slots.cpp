@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 
 namespace zeroth::libtorch {
 namespace {
@@ -267,13 +268,13 @@ void ParameterSlots::require_unwritten(int unit) const {
 
 void ParameterSlots::forget_writes(int unit) {
   if (!gathered_) return;
-  take_versions(layout_->units[static_cast<std::size_t>(unit)].params);
+  own_versions(layout_->units[static_cast<std::size_t>(unit)].params);
   for (const int flat : layout_->unit_flats[static_cast<std::size_t>(unit)])
     forgiven_[static_cast<std::size_t>(flat)] = true;
   lost_.clear();
 }
 
-void ParameterSlots::take_versions(const std::vector<int>& params) {
+void ParameterSlots::own_versions(const std::vector<int>& params) {
   for (const int param : params)
     versions_[static_cast<std::size_t>(param)] = version_of(tensors_[static_cast<std::size_t>(param)]);
 }
@@ -281,6 +282,38 @@ void ParameterSlots::take_versions(const std::vector<int>& params) {
 void ParameterSlots::take_versions() {
   versions_.clear();
   for (const at::Tensor& tensor : tensors_) versions_.push_back(version_of(tensor));
+  written_.assign(tensors_.size(), false);
+}
+
+void ParameterSlots::look(std::size_t param) {
+  const std::int64_t now = version_of(tensors_[param]);
+  if (std::exchange(versions_[param], now) != now && !gathered_) written_[param] = true;
+}
+
+std::vector<std::pair<int, std::int64_t>> ParameterSlots::digests(Digests which) {
+  std::vector<std::pair<int, std::int64_t>> all;
+  if (gathered_ || given_back_) return all;
+  for (std::size_t param = 0; param < tensors_.size(); ++param) look(param);
+  for (std::size_t flat = 0; flat < bound_.size(); ++flat) {
+    if (bound_[flat] == nullptr) continue;
+    const FlatLayout& layout = layout_->flats[flat];
+    for (const Segment& segment : layout.segments) {
+      if (which == Digests::kWritten && !written_[static_cast<std::size_t>(segment.param)]) continue;
+      const auto size = static_cast<std::size_t>(size_of(layout.dtype));
+      const auto* data = reinterpret_cast<const char*>(bound_[flat]) + static_cast<std::size_t>(segment.offset) * size;
+      const std::uint64_t digest = digest64({data, static_cast<std::size_t>(segment.numel) * size});
+      all.emplace_back(segment.param, static_cast<std::int64_t>(digest >> 1U | 1U));
+    }
+  }
+  return all;
+}
+
+void ParameterSlots::agree(const std::vector<int>& params) {
+  for (const int param : params) written_[static_cast<std::size_t>(param)] = false;
+}
+
+void ParameterSlots::agree() {
+  written_.assign(written_.size(), false);
 }
 
 void ParameterSlots::require_bound(int unit) {
@@ -289,7 +322,7 @@ void ParameterSlots::require_bound(int unit) {
   for (const int param : layout_->units[static_cast<std::size_t>(unit)].params) {
     const auto index = static_cast<std::size_t>(param);
     require_not_lost(index);
-    versions_[index] = version_of(tensors_[index]);
+    look(index);
   }
 }
 
@@ -344,14 +377,15 @@ void ParameterSlots::begin_update(int flat) {
   }
   std::vector<int> params;
   for (const Segment& segment : layout_->flat(flat).segments) params.push_back(segment.param);
-  // A node that still needs them is refused by autograd.
-  for (const int param : params) torch::autograd::impl::bump_version(tensors_[static_cast<std::size_t>(param)]);
-  take_versions(params);
+  bump_versions(params);  // a node that still needs them is refused by autograd
 }
 
 void ParameterSlots::bump_versions(const std::vector<int>& params) {
-  for (const int param : params) torch::autograd::impl::bump_version(tensors_[static_cast<std::size_t>(param)]);
-  take_versions();
+  for (const int param : params) {
+    look(static_cast<std::size_t>(param));
+    torch::autograd::impl::bump_version(tensors_[static_cast<std::size_t>(param)]);
+  }
+  own_versions(params);
 }
 
 }  // namespace zeroth::libtorch

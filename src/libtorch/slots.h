@@ -76,10 +76,19 @@ class ParameterSlots final : public ParameterBinder {
   /// After an error of require_unwritten(): where parameters are gathered, the write went away with the slot, and no
   /// later call has to refuse it again.
   void forget_writes(int unit);
-  /// What has been written to these up to now is known.
-  void take_versions(const std::vector<int>& params);
-  /// All of what has been written up to now is known.
+  /// What has been written to these since take_versions() or require_bound() is the engine's own.
+  void own_versions(const std::vector<int>& params);
+  /// The parameters have the values that all ranks have: the beginning.
   void take_versions();
+  /// Where none are gathered: parameters that the script has written to since agree(), as autograd's version tells, or
+  /// all of them, each with a digest of its value in the engine's memory.
+  enum class Digests : std::uint8_t { kWritten, kAll };
+  [[nodiscard]] std::vector<std::pair<int, std::int64_t>> digests(Digests which);
+  /// The script has written to it since agree().
+  [[nodiscard]] bool is_written(int param) const { return written_[static_cast<std::size_t>(param)]; }
+  /// All ranks have the same values of these, or of all.
+  void agree(const std::vector<int>& params);
+  void agree();
   [[nodiscard]] const at::Tensor& tensor(int param) const { return tensors_[static_cast<std::size_t>(param)]; }
   /// Where the parameters are, and what is computed with them.
   [[nodiscard]] c10::Device device() const { return device_; }
@@ -102,6 +111,8 @@ class ParameterSlots final : public ParameterBinder {
  private:
   [[nodiscard]] Error not_gathered(int param) const;
   void require_not_lost(std::size_t param) const;
+  /// Takes note of what the script has written.
+  void look(std::size_t param);
   /// Names of the flat's parameters, or of the one that has the element.
   [[nodiscard]] std::string names_at(int flat, std::int64_t element) const;
   [[noreturn]] void throw_lost(const std::string& name) const;
@@ -125,6 +136,7 @@ class ParameterSlots final : public ParameterBinder {
   std::vector<bool> forgiven_;          // one a flat: writes to it have been refused already
   std::string lost_{};                  // names of what was written to and lost, as it was first seen
   std::vector<std::int64_t> versions_;  // one a parameter: autograd's count of writes, as it was last known
+  std::vector<bool> written_;           // one a parameter: the script has written to it since agree()
   bool taken_ = false;                  // drop_initial() has begun: users' memory is going away
   bool given_back_ = false;
   bool gathered_ = false;

@@ -102,8 +102,10 @@ Gathered::Gathered(std::shared_ptr<Runtime> runtime, const std::vector<at::Tenso
   }
   for (const int unit : units_)
     scopes_.push_back(std::make_unique<UnitScope>(runtime_, unit, UnitScope::Kind::kReading));
-  if (writers_.any() && (writers_.rank == Writers::kAll || writers_.rank == runtime_->core().rank()))
-    before_ = runtime_->values_of(params_);
+  // Where ranks have all parameters, one that must not write could: it undoes that as well.
+  const bool may_write = writers_.rank == Writers::kAll || writers_.rank == runtime_->core().rank();
+  const bool could_write = may_write || !runtime_->core().settings().plan.gathers_parameters();
+  if (writers_.any() && could_write) before_ = runtime_->values_of(params_);
   if (!runtime_->scales_loss() || writers_.any()) return;
   scaled_ = parameters;
   runtime_->loss_scale().give(scaled_);

@@ -165,6 +165,20 @@ BlockLease BlockedStates::lease(int flat, std::int64_t element, Access access) {
   return lease;
 }
 
+void BlockedStates::reset() {
+  for (int number = 0; number < store_->num_blocks(); ++number) {
+    StateLease lease;
+    try {
+      lease = store_->acquire(number, Access::kOverwrite);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kIo) throw;
+      lease = store_->acquire(number, Access::kOverwrite);  // the error was of what had been on its way
+    }
+    std::ranges::fill(lease.bytes(), std::byte{0});
+    fill(blocks_[static_cast<std::size_t>(number)], lease.bytes());
+  }
+}
+
 StateBytes StateBytes::after(std::int64_t entries, DType dtype) const {
   StateBytes next = *this;
   if (data_ != nullptr)

@@ -80,6 +80,10 @@ class BlockedStates {
   bool prefetch(int flat, std::int64_t element);
   [[nodiscard]] BlockLease lease(int flat, std::int64_t element, Access access);
 
+  /// Every block gets its first value, whatever its file has now: before all of them are written anew. Throws kIo for
+  /// files that cannot be written.
+  void reset();
+
   [[nodiscard]] const StateStore& store() const { return *store_; }
 
  private:

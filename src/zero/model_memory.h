@@ -83,6 +83,11 @@ class ModelMemory {
   [[nodiscard]] StateBytes parameters_from(int flat, std::int64_t element) const;
   /// The blocks of parameters that rest in blocks; null if they are where they are used.
   [[nodiscard]] BlockedStates* filed_parameters() const { return filed_parameters_.get(); }
+  /// See BlockedStates::reset().
+  void reset_blocks() {
+    if (blocked_) blocked_->reset();
+    if (filed_parameters_) filed_parameters_->reset();
+  }
   /// Parameters are computed with where they rest.
   [[nodiscard]] bool shows_rest() const { return !plan_.gathers_parameters(); }
   /// Address of element `element` of the flat in the parameters at rest of `rank`. `rank` must be one of local_peers()

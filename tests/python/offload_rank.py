@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pathlib
 import sys
 from typing import Any
@@ -240,6 +241,75 @@ def update_times(folder: str) -> None:
         engine.close(keep_parameters=False)
     with refused("CONFIG", "/zeroth/update/inside_backward.*previous_norm"):
         made(Row(1, update={"inside_backward": True}), folder)
+
+
+def _damaged(folder: str) -> list[tuple[int, bytes]]:
+    """Flips the bytes of this process's files in the folder, and returns descriptors of them with what there was."""
+    kept = []
+    for name in os.listdir("/proc/self/fd"):
+        where = f"/proc/self/fd/{name}"
+        try:
+            if not os.path.realpath(where).startswith(os.path.realpath(folder)):
+                continue
+            file = os.open(where, os.O_RDWR)
+        except OSError:  # the descriptor of the listing itself
+            continue
+        bytes_there = os.pread(file, os.fstat(file).st_size, 0)
+        os.pwrite(file, bytes(byte ^ 255 for byte in bytes_there), 0)
+        kept.append((file, bytes_there))
+    assert kept
+    return kept
+
+
+def caught(folder: str) -> None:
+    """An error of a file in step() that the script catches on one rank: all ranks refuse to go on from weights of which
+    some are updated, until a checkpoint is loaded. Then the bits are those of a job that had no error."""
+    for number, row in enumerate((Row(1), Row(3, "bf16", param=True), Row(2, "fp16", slots=2, io="threads"))):
+        whole, engine = made(row, folder), made(row, folder)
+        saved = str(pathlib.Path(folder) / f"saved{number}")
+        train(engine, row, 0, 2)
+        engine.save(saved)
+        expected = train(whole, row, 0, 4)
+        generator = torch.Generator().manual_seed(engine.rank)
+        x = torch.randn(8, WIDTH, generator=generator).to(next(engine.module.parameters()).dtype)
+        engine.backward(engine(x).float().square().mean())
+        whole.close(keep_parameters=False)
+        kept = _damaged(folder) if engine.rank == 1 else []
+        with refused("IO" if engine.rank == 1 else "ABORTED", "" if engine.rank == 1 else "failed on another rank"):
+            engine.step()
+        for file, bytes_there in kept:
+            os.pwrite(file, bytes_there, 0)
+            os.close(file)
+        steps = engine.steps
+        with refused("USAGE", "torn by an update that failed.*got: rank 1"):
+            engine(x)
+        with refused("USAGE", "torn by an update that failed.*got: rank 1"):
+            engine.save(saved)
+        with refused("USAGE", "torn by an update that failed.*got: rank 1"):
+            engine.step()
+        with refused("USAGE", "torn"):
+            engine.state_dict()
+        assert engine.steps == steps == 2, engine.steps
+        engine.load(saved)
+        assert train(engine, row, 2, 2) == expected[4:], (row, expected)
+        engine.close(keep_parameters=False)
+
+
+def failing(folder: str) -> None:
+    """At a place between the vote and the end of a step, by ZEROTH_FAULTS: rank 1 says what happened, rank 0 hears it,
+    and neither goes on."""
+    row = Row(1) if "files" in sys.argv else Row(1, ratio=0.0)
+    engine = made(row, folder if "files" in sys.argv else "")
+    train(engine, row, 0, 2)
+    code = "INTERNAL" if engine.rank == 1 else "ABORTED"
+    with refused(code, "planted failure"):
+        train(engine, row, 2, 2)
+    with refused("USAGE" if engine.rank == 1 or folder and "files" in sys.argv else "ABORTED", "planted failure"):
+        train(engine, row, 2, 1)
+
+
+def files(folder: str) -> None:
+    """A word for failing()."""
 
 
 def main() -> None:

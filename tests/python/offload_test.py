@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import tempfile
 import unittest
+import unittest.mock
 
 import job
 import tier
@@ -15,8 +16,17 @@ import tier
 class Offload(job.RankTest):
     def test_states_in_files_have_the_bits_of_states_in_memory(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            cases = ("same_bits", "checkpoints", "refusals", "update_times", "reports")
+            cases = ("same_bits", "checkpoints", "refusals", "update_times", "reports", "caught")
             self.run_well(2, "offload_rank.py", folder, *cases)
+
+    def test_an_update_that_fails_stops_all_ranks(self) -> None:
+        sites = ("engine.update", "engine.publish", "engine.committed")
+        for site in sites if tier.LONG else sites[:1]:
+            for where in ((), ("files",)):
+                with self.subTest(site=site, where=where), tempfile.TemporaryDirectory() as folder:
+                    faults = {"ZEROTH_FAULTS": f"{site}@rank=1,hit=3:throw"}
+                    with unittest.mock.patch.dict(os.environ, faults):
+                        self.run_well(2, "offload_rank.py", folder, "failing", *where)
 
 
 class MainJob(unittest.TestCase):

@@ -46,7 +46,9 @@ class OtherTorchTest(unittest.TestCase):
             self.assertIn(f"torch: {version}", configured)
             runner = [SOURCE / "tools/run-tests", f"{tree}::{ROOMS}", "--tier", "test"]
             targets = require(run([*runner, "--targets"], timeout_s=120, environment=environment)).split()
-            wanted = ["zeroth_python", "zeroth-run", "zeroth-gpt", "zeroth", "zeroth-trace", "zeroth-bench", *targets]
+            programs = ["zeroth-run", "zeroth-gpt", "zeroth", "zeroth-trace", "zeroth-bench"]
+            of_docs = ["comm_chaos"]  # which the commands in docs name
+            wanted = ["zeroth_python", *programs, *of_docs, *targets]
             build = ["cmake", "--build", tree, "-j", str(os.cpu_count() or 1), "--target", *wanted]
             require(run(build, timeout_s=BUILD_S, environment=environment))
             tested = require(run(runner, timeout_s=BUILD_S, environment=environment))

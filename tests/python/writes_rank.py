@@ -321,6 +321,94 @@ def reads_of_others() -> None:
     engine.close()
 
 
+def on_one_rank(folder: pathlib.Path) -> None:
+    """What only one rank writes is refused on all of them, by name, until the ranks have the same values again."""
+    for dtype in (torch.float32, torch.bfloat16):
+        for stage in (0, 1, 2):
+            for copies in (False, True):
+                engine = make_engine(stage, dtype, zeroth={"compute_copies": copies})
+                train(engine, 0, dtype)
+                before = engine.state_dict(ranks=None)
+                if engine.rank == 0:  # as scripts load a checkpoint of another tool
+                    engine.module.load_state_dict({name: value + 1 for name, value in before.items()})
+                where = str(folder / f"one{stage}{dtype}{copies}")
+                with refused("MISMATCH", "blocks.0.0.weight, blocks.0.0.bias, blocks.1.0.weight and 7 more"):
+                    train(engine, 1, dtype)
+                assert engine.steps == 1
+                with refused("MISMATCH", "on one rank than on others"):
+                    engine.full("head.bias")
+                with refused("MISMATCH", "engine.load_state_dict(state) takes rank 0's"):
+                    engine.save(where)
+                assert not pathlib.Path(where).exists() or not list(pathlib.Path(where).glob("*/manifest*"))
+                engine.load_state_dict({name: value + 1 for name, value in before.items()})
+                assert train(engine, 1, dtype).committed
+                engine.save(where)
+                with torch.no_grad():
+                    engine.module.head.bias.fill_(0.5)  # alike on all ranks
+                assert engine.full("head.bias").eq(0.5).all()
+                if engine.rank == 1:
+                    engine.module.head.bias.data.fill_(0.25)  # no trace in autograd
+                with refused("MISMATCH", "head.bias"):
+                    engine.save(where, overwrite=True)
+                engine.close()
+
+
+def edits_at_any_stage(folder: pathlib.Path) -> None:
+    """gathered(modify_on=0) where every rank could write: nothing is changed on any rank by what is not allowed."""
+    for stage in (0, 1, 2, 3):
+        engine = make_engine(stage)
+        model = engine.module
+        before = engine.state_dict(ranks=None)
+
+        def unchanged(engine: zeroth.Engine = engine, before: dict[str, torch.Tensor] = before) -> None:
+            assert same(engine.state_dict(ranks=None), before)
+
+        def fails(engine: zeroth.Engine = engine, model: Net = model, stage: int = stage) -> None:
+            with engine.gathered(model.head, modify_on=0), torch.no_grad():
+                if engine.rank == 0 or stage < 3:
+                    model.head.bias.fill_(1.0)
+                raise RuntimeError("inside")
+
+        try:
+            fails()
+        except RuntimeError as error:
+            assert "inside" in str(error)
+        unchanged()
+        if stage < 3:
+            with (
+                refused("MODEL", "which: head.bias; expected: writes on rank 0"),
+                engine.gathered(model.head, modify_on=0),
+                torch.no_grad(),
+            ):
+                if engine.rank == 1:
+                    model.head.bias.fill_(1.0)
+            unchanged()
+            # What the call does not name, on one rank.
+            with (
+                refused("MISMATCH", "head.weight"),
+                engine.gathered(model.head.bias, modify_on=0),
+                torch.no_grad(),
+            ):
+                model.head.bias.fill_(2.0)
+                if engine.rank == 0:
+                    model.head.weight.fill_(3.0)
+            with engine.gathered(model.head.weight, modify_on=1):  # that rank has the values of before
+                pass
+            unchanged()
+            # A write under read-only: that rank has an error at once, and all of them in the next call.
+            try:
+                with engine.gathered(model.head), torch.no_grad():
+                    if engine.rank == 0:
+                        model.head.weight.fill_(3.0)
+            except zeroth.Error as error:
+                assert engine.rank == 0 and error.code == "MODEL", error
+            with refused("MISMATCH", "head.weight"):
+                engine.full("head.weight")
+            engine.load_state_dict(before)
+            unchanged()
+        engine.close()
+
+
 def main() -> None:
     torch.set_num_threads(1)
     folder = pathlib.Path(sys.argv[1])
@@ -331,6 +419,8 @@ def main() -> None:
         "lost": lambda: lost(folder),
         "accumulations": lambda: accumulations(folder),
         "joined": joined,
+        "on_one_rank": lambda: on_one_rank(folder),
+        "edits_at_any_stage": lambda: edits_at_any_stage(folder),
         "reads_of_others": reads_of_others,
     }
     chosen = sys.argv[2:] or list(calls)

@@ -33,6 +33,7 @@
 #include <zeroth/zero/parameter_store.h>
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -41,6 +42,7 @@
 #include <string>
 #include <string_view>
 #include <typeinfo>
+#include <utility>
 #include <vector>
 
 namespace zeroth {
@@ -52,6 +54,7 @@ class StepWarnings;
 class TransferLog;
 struct TransferTotals;
 struct CommitVote;
+struct OwnTerms;
 struct EarlyUpdate;
 struct StatePiece;
 struct UpdateTerms;
@@ -275,6 +278,13 @@ class Engine {
   /// Masters of 16-bit parameters take what the caller has written to parameters that rest where they are computed with
   /// (stages 0 to 2). Ranks must write alike. An update does it by itself: this is for reads before it. Local.
   void take_writes();
+  /// What the caller has written to parameters since the ranks last had the same values, where each rank has all of
+  /// them (stages 0 to 2): numbers of parameters, each with a digest above 0 of its value now. The ranks that share a
+  /// parameter compare it in step(), save() and reads of states, and all throw kMismatch with the names if it differs;
+  /// nothing is updated, saved or read then. Replaces what was said before. Local.
+  void set_writes(std::span<const std::pair<int, std::int64_t>> writes);
+  /// Collective, blocks, where parameters are not gathered. Throws what set_writes() says.
+  void require_same_writes();
   /// Updates now with the gradients of the micro-steps that there were since the last update, as at the end of an epoch
   /// whose batches are no multiple of micro_steps. The gradient is their mean. A backward that no step() has taken is a
   /// micro-step of its own. Returns a result without a boundary, and changes nothing, if there was none. Collective,
@@ -489,12 +499,18 @@ class Engine {
   /// Updates the units that can be.
   void advance_early_update();
   void publish_updates();
+  /// Parts of what changes states after the vote. Nothing of it runs after a failure but publish_guarded(), for which
+  /// others wait. settle_update() ends it on all ranks, and throws if it failed on one.
+  static void update_guarded(std::exception_ptr& failure, const std::function<void()>& part);
+  void publish_guarded(std::exception_ptr& failure);
+  void settle_update(const std::exception_ptr& failure);
   /// The verdict on a step is there: keeps its gradients for the next step.
   void delay_update(UpdateTerms terms);
   /// Updates what no backward has updated of the step before. True if there was a delayed update.
   bool finish_delayed_update();
   /// Completes all sums of the step, then runs the vote of all ranks.
   CommitVote cast_vote(bool idle, bool discards);
+  [[nodiscard]] OwnTerms own_terms(int shard_group) const;
   struct StatesRead;
   struct StateSources;
   void require_between_steps(const char* where) const;
