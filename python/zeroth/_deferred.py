@@ -84,6 +84,10 @@ class _Call:
 class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Of the operators that build a module on the meta device."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports all of dynamo (900 modules) to keep it away from each call
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[_Call] = []

@@ -23,6 +23,8 @@
 #include <zeroth/base/text.h>
 #include <zeroth/engine/engine.h>
 
+#include <sys/vfs.h>
+
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -100,6 +102,7 @@ Engine::Engine(std::vector<ParamSpec> params, std::vector<UnitSpec> units, Engin
   if (!residency_choice_.empty()) log_.progress("states in files: " + residency_choice_);
   require_budgets(groups_, settings_, optimizer_->states(), communicator_);
   require_plan_fits(groups_, settings_, optimizer_->states(), communicator_);
+  require_files_fit(groups_, settings_, optimizer_->states(), communicator_);
   warnings_ = std::make_unique<StepWarnings>(layout_, settings_.max_nonfinite_steps, rank(), log_);
   allocate_groups();
   open_activations();
@@ -168,6 +171,31 @@ void Engine::open_activations() {
   activations_hold_ = device_.ledger().hold({-1, MemoryState::kStaging}, settings_.activation_staging());
 }
 
+void Engine::say_where_files_are() {
+  std::uint64_t bytes = 0;
+  std::string access;
+  for (const auto& group : groups_) {
+    for (const BlockSet set : kBlockSets) {
+      const StateStore* const store = group->memory().state_store(set);
+      if (store == nullptr || store->file_access().empty()) continue;
+      bytes += store->resting_bytes(Tier::kFiles);
+      access = store->file_access();
+    }
+  }
+  if (bytes == 0) return;
+  const StorageSettings& storage = settings_.storage;
+  std::vector<std::string> folders = storage.folders;
+  folders.insert(folders.end(), storage.parameter_folders.begin(), storage.parameter_folders.end());
+  log_.progress("files of this rank: " + format_bytes(bytes) + " in " + zeroth::join(folders, ":") + ", " + access +
+                ", moved by " + std::string(resources_->files.queue->name()));
+  for (const std::string& folder : folders) {
+    struct statfs about{};
+    constexpr decltype(about.f_type) kTmpfs = 0x01021994;
+    if (::statfs(folder.c_str(), &about) != 0 || about.f_type != kTmpfs) continue;
+    log_.warn("the folder " + folder + " is in memory (tmpfs): what rests there takes memory of the host");
+  }
+}
+
 void Engine::set_activation_choice(std::string choice) {
   activation_choice_ = std::move(choice);
   log_.progress(activation_choice_);
@@ -195,6 +223,7 @@ void Engine::allocate_groups() {
     group->allocate(*resources_, own_->step, names);
   }
   say_what_is_not_pinned();
+  say_where_files_are();
   uneven_join_ = std::make_unique<UnevenJoin>(communicator_, layout_, *operations_,
                                               UnevenJoin::BatchCalls{own_->batch, own_->no_batch},
                                               [this] { sync_groups(own_->batch, {}); });

@@ -27,7 +27,7 @@ namespace {
 
 constexpr Milliseconds kTransferTimeout{10'000};
 constexpr std::int64_t kLargestTrial = std::int64_t{1} << 18U;  // elements
-constexpr std::uint64_t kTooMuch = std::numeric_limits<std::int64_t>::max();
+constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max();
 
 /// What a rank knows, in the order in which it is told.
 struct TierFacts {
@@ -124,9 +124,9 @@ class ResidencyChoice {
       const bool fits = needed <= problem.memory_bytes && !over_budget;
       if (fits || plan.chosen.files == problem.blocks) return text(plan, needed);
       // Blocks are not all alike, and a rank has a budget of its own: with these in files it is too much. A few more.
-      const int more = plan.chosen.files + std::max(1, problem.blocks / 64);
-      for (int files = 0; files < std::min(more, problem.blocks); ++files)
-        problem.memory_of[static_cast<std::size_t>(files)] = kTooMuch;
+      problem.least_files = std::min(plan.chosen.files + std::max(1, problem.blocks / 64), problem.blocks);
+      is_over_budget_ = is_over_budget_ || over_budget;
+      if (over_budget) problem.limit = budget_text();
     }
   }
 
@@ -187,7 +187,7 @@ class ResidencyChoice {
     }
     const std::uint64_t limit =
         settings_.memory_limit_bytes > 0 ? settings_.memory_limit_bytes : available_memory_bytes() / 2;
-    facts.memory_limit = static_cast<std::int64_t>(std::min<std::uint64_t>(limit, kTooMuch));
+    facts.memory_limit = static_cast<std::int64_t>(std::min<std::uint64_t>(limit, kMost));
     facts.bytes_in_files = static_cast<std::int64_t>(bytes_with_ratio(groups_, settings_, optimizer_, 1.0));
     facts.bytes_in_memory = static_cast<std::int64_t>(bytes_with_ratio(groups_, settings_, optimizer_, 0.0));
     if (facts.blocks == 0) return facts;
@@ -264,9 +264,13 @@ class ResidencyChoice {
     return need;
   }
 
+  [[nodiscard]] std::string budget_text() const {
+    return "/zeroth/budget/host_bytes, " + format_bytes(settings_.budget.host_bytes) + " a rank";
+  }
   [[nodiscard]] std::string text(const TierSplitPlan& plan, std::uint64_t needed) const {
-    const std::string limit =
-        settings_.memory_limit_bytes > 0 ? "memory_limit_bytes" : "half of the memory that is free";
+    const std::string limit = is_over_budget_                    ? budget_text()
+                              : settings_.memory_limit_bytes > 0 ? "memory_limit_bytes"
+                                                                 : "half of the memory that is free";
     return "planned ratio " + std::to_string(plan.chosen.files) + "/" + std::to_string(plan.chosen.in_files.size()) +
            ": " + plan.why + "; memory of all ranks by plan " + format_bytes(needed) + ", limit: " + limit;
   }
@@ -279,6 +283,7 @@ class ResidencyChoice {
   const Communicator& communicator_;
   ResidencyPlan residency_{};
   std::vector<TierFacts> facts_;
+  bool is_over_budget_ = false;  ///< with fewer blocks in files
 };
 
 }  // namespace
@@ -295,7 +300,9 @@ void require_folder(const std::vector<std::string>& folders, std::string_view se
               .which = key,
               .expected = "a folder that is there and may be written to, on the host of each rank",
               .got = folder,
-              .hint = "mkdir -p " + folder + ", or name another folder on a local disk"});
+              .hint = folder.find('$') != std::string::npos
+                          ? "variables are not replaced here: write the path out (~ is)"
+                          : "mkdir -p " + folder + ", or name another folder on a local disk"});
   }
 }
 

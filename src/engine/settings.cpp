@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,11 +47,18 @@ ResidencyPlan residency_of(const OffloadConfig& offload) {
           .cache_blocks = offload.cache_blocks};
 }
 
+/// "~" and "~/..." as a shell has them.
+std::string with_home(const std::string& folder) {
+  const char* const home = std::getenv("HOME");
+  if (home == nullptr || (folder != "~" && !folder.starts_with("~/"))) return folder;
+  return home + folder.substr(1);
+}
+
 std::vector<std::string> folders_of(const std::string& path) {
   std::vector<std::string> folders;
   for (std::size_t begin = 0; begin <= path.size();) {
     const std::size_t end = std::min(path.find(':', begin), path.size());
-    if (end > begin) folders.push_back(path.substr(begin, end - begin));
+    if (end > begin) folders.push_back(with_home(path.substr(begin, end - begin)));
     begin = end + 1;
   }
   return folders;

@@ -6,9 +6,14 @@
 #include <zeroth/base/text.h>
 #include <zeroth/engine/config.h>
 
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <limits>
+#include <map>
 #include <sstream>
 
 namespace zeroth {
@@ -266,6 +271,53 @@ void require_plan_fits(const ShardGroups& groups, const EngineSettings& settings
                .got = format_bytes(needs[0]) + " [" + table + "]",
                .hint = fits.empty() ? "no ZeRO stage fits: use more hosts or a smaller model"
                                     : "smallest change that fits: " + fits});
+}
+
+void require_files_fit(const ShardGroups& groups, const EngineSettings& settings,
+                       std::span<const StateDeclaration> states, const Communicator& communicator) {
+  const ResidencyPlan& residency = settings.plan.residency;
+  if (residency.optimizer != Residency::kFiles && residency.parameter != Residency::kFiles) return;  // on all ranks
+  std::vector<std::string> folders = settings.storage.folders;
+  folders.insert(folders.end(), settings.storage.parameter_folders.begin(), settings.storage.parameter_folders.end());
+  std::map<dev_t, std::uint64_t> room;  // by file system
+  bool known = true;
+  for (const std::string& folder : folders) {
+    struct stat about{};
+    struct statvfs facts{};
+    known = known && ::stat(folder.c_str(), &about) == 0 && ::statvfs(folder.c_str(), &facts) == 0;
+    if (known) room[about.st_dev] = std::uint64_t{facts.f_bavail} * facts.f_frsize;
+  }
+  std::uint64_t free = 0;
+  for (const auto& [_, bytes] : room) free += bytes;
+  constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max();
+  if (!known) free = kMost;  // a folder that is not there has an error of its own
+  std::uint64_t need = 0;
+  for (const auto& group : groups)
+    need += group->planned_files(states, settings.micro_steps, settings.storage.stripe_bytes);
+  const std::array<std::int64_t, 2> own{static_cast<std::int64_t>(need),
+                                        static_cast<std::int64_t>(std::min(free, kMost))};
+  std::vector<std::int64_t> all(own.size() * static_cast<std::size_t>(communicator.size()));
+  communicator.all_gather(std::span<const std::int64_t>(own), std::span(all));
+  int first = 0;
+  for (const int ranks : communicator.backend().node_sizes()) {
+    std::int64_t needed = 0;
+    std::int64_t there = std::numeric_limits<std::int64_t>::max();
+    for (int rank = first; rank < first + ranks; ++rank) {
+      needed += all[2 * static_cast<std::size_t>(rank)];
+      there = std::min(there, all[2 * static_cast<std::size_t>(rank) + 1]);
+    }
+    ZR_CHECK(needed <= there, ErrorCode::kIo, "the folders of files have no room for the states of all ranks of a host",
+             {.where = "engine.plan",
+              .who = "rank " + std::to_string(first) + "/" + std::to_string(communicator.size()) +
+                     (ranks > 1 ? " and the " + std::to_string(ranks - 1) + " after it" : ""),
+              .which = zeroth::join(folders, ":"),
+              .expected = format_bytes(static_cast<std::uint64_t>(needed)) + " free, of which this rank takes " +
+                          format_bytes(need),
+              .got = format_bytes(static_cast<std::uint64_t>(there)) + " free",
+              .hint = "name a folder on a larger disk, or several separated by ':'; or lower "
+                      "offload_optimizer.ratio"});
+    first += ranks;
+  }
 }
 
 }  // namespace zeroth

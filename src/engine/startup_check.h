@@ -19,6 +19,11 @@ void require_same_structure(const ShardGroups& groups, const EngineSettings& set
 void require_plan_fits(const ShardGroups& groups, const EngineSettings& settings,
                        std::span<const StateDeclaration> states, const Communicator& communicator);
 
+/// Blocking. Throws kIo on every rank if the ranks of a host together need more room in files than their folders have;
+/// the message names the first rank of that host.
+void require_files_fit(const ShardGroups& groups, const EngineSettings& settings,
+                       std::span<const StateDeclaration> states, const Communicator& communicator);
+
 /// Blocking. Throws kOutOfMemory on every rank if the plan of any goes over settings.budget on a tier: with the table
 /// of the rank that is furthest over, states by tiers, and the key that would help.
 void require_budgets(const ShardGroups& groups, const EngineSettings& settings,

@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -144,6 +145,16 @@ ScratchFile::~ScratchFile() {
 
 void ScratchFile::reserve(std::uint64_t bytes) {
   bytes_ = bytes;
+  struct rlimit limit{};
+  const bool is_limited = ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  // Past it the kernel sends SIGXFSZ, which ends a program that does not expect it.
+  ZR_CHECK(!is_limited || bytes <= limit.rlim_cur, ErrorCode::kIo,
+           "a scratch file is larger than this process may make files",
+           {.where = "io.scratch_file",
+            .which = folder_,
+            .expected = fmt::format("a limit of {} ({} bytes) at least", format_bytes(bytes), bytes),
+            .got = fmt::format("{}, RLIMIT_FSIZE", format_bytes(limit.rlim_cur)),
+            .hint = "ulimit -f unlimited, in the shell that starts the ranks"});
   const auto length = static_cast<off_t>(bytes);
   int done = 0;
   do done = ZR_FAILPOINT_ERRNO("io.reserve") ? -1 : ::fallocate(descriptor_, 0, 0, length);
@@ -160,7 +171,8 @@ void ScratchFile::reserve(std::uint64_t bytes) {
               {.where = "io.scratch_file",
                .which = folder_,
                .expected = fmt::format("{} ({} bytes) free", format_bytes(bytes), bytes),
-               .got = known ? format_bytes(std::uint64_t{facts.f_bavail} * facts.f_frsize) + " free" : "unknown"});
+               .got = known ? format_bytes(std::uint64_t{facts.f_bavail} * facts.f_frsize) + " free" : "unknown",
+               .hint = error_number == EDQUOT ? "the user's quota of this file system is used up" : ""});
 }
 
 void ScratchFile::choose_access(FileAccess wanted) {

@@ -20,6 +20,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <malloc.h>
 #include <torch/csrc/autograd/variable.h>
 #include <unistd.h>
 
@@ -238,6 +239,7 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
   runtime->loss_terms_ = std::make_unique<LossTerms>(runtime->model_, runtime->config_);
   NodeOwners::instance().add_engine(runtime);
   if (options.guard_gradients) runtime->guards_.make();
+  (void)::malloc_trim(0);  // the model's own weights, and what a cast took, were the last use of that memory
   return runtime;
 }
 

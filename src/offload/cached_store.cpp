@@ -116,6 +116,7 @@ class CachedStore final : public StateStore {
 
   [[nodiscard]] std::uint64_t resting_bytes(Tier tier) const override { return slower_->resting_bytes(tier); }
   [[nodiscard]] std::uint64_t measured_file_bytes() const override { return slower_->measured_file_bytes(); }
+  [[nodiscard]] std::string file_access() const override { return slower_->file_access(); }
   [[nodiscard]] std::uint64_t slot_bytes() const override {
     return slower_->slot_bytes() + places_.size() * place_bytes(blocks_.bytes);
   }

@@ -141,6 +141,13 @@ class FileStore final : public StateStore {
   [[nodiscard]] std::uint64_t resting_bytes(Tier tier) const override {
     return tier == Tier::kFiles ? file_.bytes() : 0;
   }
+  [[nodiscard]] std::string file_access() const override {
+    for (const auto& file : file_.files()) {
+      if (file->access() == FileAccess::kBuffered)
+        return "buffered" + (file->reason().empty() ? "" : " (" + file->reason() + ")");
+    }
+    return "direct";
+  }
   [[nodiscard]] std::uint64_t measured_file_bytes() const override {
     std::uint64_t total = 0;
     for (const auto& file : file_.files()) total += offload::bytes_on_disk(*file, "offload.files");

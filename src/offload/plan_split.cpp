@@ -198,21 +198,22 @@ std::string milliseconds(double seconds) {
 
 std::string why_of(const TierSplitProblem& problem, const TierSplit& chosen, double resident_s, double all_files_s) {
   const std::uint64_t resident = problem.memory_of.front();
+  const std::string limit = problem.limit.empty() ? format_bytes(problem.memory_bytes) : problem.limit;
   if (!chosen.fits) {
     return fmt::format("all {} blocks rest in files, and even so {} of memory are needed where {} are", problem.blocks,
-                       format_bytes(chosen.memory_bytes), format_bytes(problem.memory_bytes));
+                       format_bytes(chosen.memory_bytes), limit);
   }
   if (chosen.files == 0) {
     return fmt::format("all {} blocks stay in memory: with {} they fit into {}, and nothing is faster", problem.blocks,
-                       format_bytes(resident), format_bytes(problem.memory_bytes));
+                       format_bytes(resident), limit);
   }
   return fmt::format(
       "{} of {} blocks rest in files, the fewest that leave memory within {} ({} of it; all blocks would need {}); an "
       "update is expected to take {}, where all in memory would take {} and all in files {} (a block is read in {}, "
       "written in {}, updated in {})",
-      chosen.files, problem.blocks, format_bytes(problem.memory_bytes), format_bytes(chosen.memory_bytes),
-      format_bytes(resident), milliseconds(chosen.step_s), milliseconds(resident_s), milliseconds(all_files_s),
-      milliseconds(problem.read_s), milliseconds(problem.write_s), milliseconds(problem.update_s));
+      chosen.files, problem.blocks, limit, format_bytes(chosen.memory_bytes), format_bytes(resident),
+      milliseconds(chosen.step_s), milliseconds(resident_s), milliseconds(all_files_s), milliseconds(problem.read_s),
+      milliseconds(problem.write_s), milliseconds(problem.update_s));
 }
 
 }  // namespace
@@ -237,7 +238,8 @@ TierSplitPlan plan_tier_split(const TierSplitProblem& problem) {
   TierSplitPlan plan;
   const auto add = [&](int files, Found found) {
     const std::uint64_t memory = problem.memory_of[static_cast<std::size_t>(files)];
-    plan.choices.push_back({std::move(found.choice), files, found.end, memory, memory <= problem.memory_bytes});
+    const bool fits = memory <= problem.memory_bytes && files >= problem.least_files;
+    plan.choices.push_back({std::move(found.choice), files, found.end, memory, fits});
   };
   if (problem.blocks <= kExactBlocks) {
     std::vector<Found> best = best_of_all(pipeline, problem.blocks);
@@ -247,6 +249,7 @@ TierSplitPlan plan_tier_split(const TierSplitProblem& problem) {
     const auto fits =
         std::ranges::find_if(problem.memory_of, [&](auto bytes) { return bytes <= problem.memory_bytes; });
     if (fits != problem.memory_of.end()) counts.push_back(static_cast<int>(fits - problem.memory_of.begin()));
+    counts.push_back(std::min(problem.least_files, problem.blocks));
     std::ranges::sort(counts);
     counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
     for (const int files : counts) add(files, best_of_steady(pipeline, problem.blocks, files));

@@ -40,6 +40,9 @@ class SplitStore final : public StateStore {
   [[nodiscard]] std::uint64_t resting_bytes(Tier tier) const override {
     return first_->resting_bytes(tier) + second_->resting_bytes(tier);
   }
+  [[nodiscard]] std::string file_access() const override {
+    return first_->file_access().empty() ? second_->file_access() : first_->file_access();
+  }
   [[nodiscard]] std::uint64_t measured_file_bytes() const override {
     return first_->measured_file_bytes() + second_->measured_file_bytes();
   }

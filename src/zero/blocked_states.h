@@ -85,6 +85,8 @@ class BlockedStates {
   void reset();
 
   [[nodiscard]] const StateStore& store() const { return *store_; }
+  /// Of blocks in memory and of slots. Slow: reads smaps.
+  [[nodiscard]] std::uint64_t resident_bytes() const { return memory_.resident_bytes(); }
 
  private:
   struct OfFlat {

@@ -203,7 +203,8 @@ class ModelMemory {
   /// Resident bytes of this rank's arenas. Slow: reads smaps.
   [[nodiscard]] std::uint64_t resident_bytes() const {
     return signal_words_.resident_bytes() + shared_.resident_bytes() + private_.resident_bytes() +
-           host_.resident_bytes() + wide_.resident_bytes() + averages_resident_bytes();
+           host_.resident_bytes() + wide_.resident_bytes() + averages_resident_bytes() +
+           (blocked_ ? blocked_->resident_bytes() : 0) + (filed_parameters_ ? filed_parameters_->resident_bytes() : 0);
   }
 
  private:

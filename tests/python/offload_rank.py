@@ -120,6 +120,7 @@ def same_bits(folder: str) -> None:
         assert (total.memory, total.files) == (sum(report.planned.values()), report.planned_files), (row, foreseen)
         assert all(parameter.is_meta for parameter in shapes.parameters()) and "staging" in str(foreseen[0])
         assert report.planned["staging"] == report.live["staging"] > 0, report
+        assert row.slots >= 4 or report.resident >= report.live["staging"], report  # all slots were used
         assert resident.memory_report().planned_files == 0
         at_rest = {
             report.planned.get("parameters", 0),

@@ -67,6 +67,15 @@ class Package(unittest.TestCase):
         self.assertEqual(digest, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad")
         self.assertEqual(len({line.split()[-1] for line in maps if "libcrypto.so.3" in line}), 1)
 
+    def test_a_deferred_build_imports_no_compiler(self) -> None:
+        """Of dynamo and sympy, 65 MB a rank."""
+        code = (
+            "import sys, torch, zeroth; zeroth.deferred(lambda: torch.nn.Linear(4, 4)); "
+            "print([name for name in ('sympy', 'torch._dynamo.convert_frame') if name in sys.modules])"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+        self.assertEqual(done.stdout.strip(), "[]", done.stderr)
+
     def test_the_stub_names_what_is_there(self) -> None:
         module = sys.modules["zeroth._C"]
         stub = ast.parse((pathlib.Path(zeroth.__file__).parent / "_C.pyi").read_text())

@@ -479,6 +479,7 @@ class Engine {
   /// For waits that are not for ranks. Throws the verdict of the control plane, and if a rank has stopped or is lost.
   void look_after_others();
   [[nodiscard]] Kernels& host_kernels() const { return host_kernels_ ? *host_kernels_ : *kernels_; }
+  void say_where_files_are();
   void say_what_is_not_pinned() const;
   void allocate_groups();
   void sync_groups(OperationId what, std::string_view name);

@@ -28,6 +28,8 @@ struct TierSplitProblem {
   /// Bytes of memory with k blocks in files, k from 0 to `blocks`.
   std::vector<std::uint64_t> memory_of{};
   std::uint64_t memory_bytes = 0;  ///< that there are
+  int least_files = 0;             ///< blocks that must be in files for another reason
+  std::string limit{};             ///< which limit that is, for `why`; "": memory_bytes
 };
 
 /// One choice and what it costs.

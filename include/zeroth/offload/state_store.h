@@ -131,6 +131,8 @@ class StateStore {
   [[nodiscard]] virtual std::uint64_t resting_bytes(Tier tier) const = 0;
   /// What the file systems say that the files take on disk (st_blocks).
   [[nodiscard]] virtual std::uint64_t measured_file_bytes() const { return 0; }
+  /// How the files are used, for a log: "direct", or "buffered (why)"; "" without files.
+  [[nodiscard]] virtual std::string file_access() const { return ""; }
   /// Memory for blocks on their way.
   [[nodiscard]] virtual std::uint64_t slot_bytes() const = 0;
   [[nodiscard]] virtual StoreCounters counters() const = 0;

@@ -59,6 +59,10 @@ class ZerosForValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """What needs values gets those of zeros, computed on the CPU: a comparison that chooses a way, the number of
     elements that a mask selects."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports all of dynamo (900 modules) to keep it away from each call
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         try:

@@ -401,12 +401,52 @@ void note_what_adam_means(Config& config, const Document& document, const std::s
   }
 }
 
+/// Several of the folders that a text names are one.
+bool names_one_twice(const std::string& folders) {
+  std::set<std::string> seen;
+  for (std::size_t begin = 0; begin <= folders.size();) {
+    const std::size_t end = std::min(folders.find(':', begin), folders.size());
+    if (end > begin && !seen.insert(folders.substr(begin, end - begin)).second) return true;
+    begin = end + 1;
+  }
+  return false;
+}
+
+/// Keys that have no effect beside the others: said once.
+void note_without_effect(Config& config, const Document& document, const std::string& origin) {
+  const auto note = [&](bool applies, const char* pointer, const char* instead) {
+    const Json::json_pointer at{pointer};
+    if (!applies || !is_given(document.root, at)) return;
+    config.hints.push_back({.pointer = pointer,
+                            .given = printable(shown(document.root.at(at))),
+                            .instead = instead,
+                            .origin = document.origin_of(pointer, origin)});
+  };
+  constexpr const char* kOptimizer = "/zero_optimization/offload_optimizer/nvme_path";
+  constexpr const char* kParameters = "/zero_optimization/offload_param/nvme_path";
+  constexpr const char* kTwice = "a folder is named twice: that is one disk, and no more bandwidth";
+  const OffloadConfig& offload = config.offload;
+  const bool optimizer = offload.optimizer_device == "nvme";
+  const bool parameters = offload.parameter_device == "nvme";
+  note(!optimizer && !parameters && !offload.nvme_path.empty(), kOptimizer,
+       "no effect: device \"nvme\" puts states into files");
+  note(!parameters && !offload.parameter_nvme_path.empty(), kParameters,
+       "no effect: device \"nvme\" puts parameters into files");
+  note(!optimizer && offload.ratio != 1.0, "/zero_optimization/offload_optimizer/ratio",
+       "no effect: it is a share of states in files");
+  note(config.gradient_clipping == 0 && config.update.clip_by == "previous_norm", "/zeroth/update/clip_by",
+       "no effect: gradient_clipping is 0");
+  note(names_one_twice(offload.nvme_path), kOptimizer, kTwice);
+  note(names_one_twice(offload.parameter_nvme_path), kParameters, kTwice);
+}
+
 }  // namespace
 
 Config check_document(const Document& document, Problems& problems) {
   Config config = Checker(document, problems).run();
   check_together(config, document, problems);
   note_what_adam_means(config, document, problems.origin());
+  note_without_effect(config, document, problems.origin());
   return config;
 }
 

@@ -319,5 +319,24 @@ TEST(ConfigOverrides, AreHeldToTheSchema) {
   EXPECT_EQ(problem_of(R"({"bf16": 3})", through).pointer, "/bf16");
 }
 
+TEST(ConfigDocument, KeysWithoutAnEffectAreHints) {
+  const auto hints = [](const char* text) {
+    std::string all;
+    for (const HintNote& hint : read(text).hints) all += hint.pointer + ": " + hint.instead + "; ";
+    return all;
+  };
+  EXPECT_THAT(hints(R"({"zero_optimization": {"stage": 1, "offload_optimizer": {"nvme_path": "/d"}}})"),
+              HasSubstr("nvme_path: no effect: device \"nvme\""));
+  EXPECT_THAT(hints(R"({"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}})"),
+              HasSubstr("ratio: no effect"));
+  EXPECT_THAT(hints(R"({"zeroth": {"update": {"clip_by": "previous_norm"}}})"), HasSubstr("clip_by: no effect"));
+  EXPECT_THAT(hints(R"({"zero_optimization": {"stage": 1,
+      "offload_optimizer": {"device": "nvme", "nvme_path": "/d:/e:/d"}}})"),
+              HasSubstr("a folder is named twice"));
+  EXPECT_EQ(hints(R"({"gradient_clipping": 1, "zeroth": {"update": {"clip_by": "previous_norm"}},
+      "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme", "nvme_path": "/d:/e"}}})"),
+            "");
+}
+
 }  // namespace
 }  // namespace zeroth::test

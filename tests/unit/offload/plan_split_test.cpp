@@ -20,6 +20,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 /// Something that does one job at a time.
 struct Worker {
@@ -169,6 +170,19 @@ TEST(TierSplit, SaysWhy) {
               AllOf(HasSubstr("4 of 8 blocks rest in files"), HasSubstr("the fewest that leave memory within 600 B"),
                     HasSubstr("all in memory would take 3.2e+04 ms"), HasSubstr("read in 6e+03 ms")));
   EXPECT_THAT(plan_tier_split(problem_of(one, 100)).why, HasSubstr("even so 200 B of memory are needed where 100 B"));
+}
+
+TEST(TierSplit, AnotherLimitIsNamed) {
+  for (const int blocks : {6, 200}) {
+    TierSplitProblem problem = problem_of({blocks, 2, 1, 3, 2, 0, 0}, 1'000'000);
+    problem.least_files = blocks - 1;
+    problem.limit = "the budget of a rank";
+    const TierSplitPlan plan = plan_tier_split(problem);
+    EXPECT_GE(plan.chosen.files, blocks - 1);
+    EXPECT_TRUE(plan.chosen.fits);
+    EXPECT_THAT(plan.why, AllOf(HasSubstr("within the budget of a rank"), HasSubstr("all blocks would need")));
+    EXPECT_THAT(plan.why, Not(HasSubstr("TiB")));
+  }
 }
 
 TEST(TierSplit, RefusesWhatHasNoMeaning) {
