@@ -26,7 +26,7 @@ class States(job.RankTest):
 
     def test_writes_of_the_user_and_accumulations_that_end_early(self) -> None:
         calls = ("frozen", "by_data", "masters_stay", "lost", "accumulations", "joined", "reads_of_others")
-        calls += ("on_one_rank", "edits_at_any_stage")
+        calls += ("chains", "on_one_rank", "edits_at_any_stage")
         with tempfile.TemporaryDirectory() as folder:
             out = self.run_well(2, "writes_rank.py", folder, *calls).splitlines()
         for call in calls:
