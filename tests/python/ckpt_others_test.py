@@ -151,11 +151,52 @@ class Conversions(Case):
         for name, tensor in [*one, *two]:
             self.equal({name: checkpoint.tensor(name, "momentum_buffer")}, {name: sgd.state[tensor]["momentum_buffer"]})
             hypers = checkpoint.groups[checkpoint.param(name).group]
+            self.assertEqual(checkpoint.param(name).updates, 8)  # without one an engine begins the momentum anew
             self.assertEqual((hypers["lr"], hypers["momentum"]), (0.25 if name.startswith("1") else 0.5, 0.9))
         self.assertEqual(zeroth.ckpt.diff(target, zeroth.ckpt.read(self.folder / "named.pt")), [])
         order.write_text(json.dumps([name for name, _ in [*one, *two]]))
         _, err = self.ckpt(*source, self.folder / "w", "--to", "zeroth", "--param-names", order, code=65)
         self.assertIn("another shape than its parameter", err)
+
+    def test_the_momentum_of_sgd_goes_on_from_torch_and_back(self) -> None:
+        batches = torch.randn(3, 4, 3, generator=torch.Generator().manual_seed(2))
+        momentum = {"lr": 0.25, "momentum": 0.9, "dampening": 0.25, "weight_decay": 0.01}
+        for form, stage in (("torch", 0), ("dcp", 3)):
+            model = torch.nn.Linear(3, 2)
+            optimizer = torch.optim.SGD(model.named_parameters(), **momentum)
+
+            def plain_step(batch: torch.Tensor, module: torch.nn.Module, sgd: torch.optim.SGD) -> None:
+                sgd.zero_grad()
+                module(batch).square().mean().backward()
+                sgd.step()
+
+            plain_step(batches[0], model, optimizer)
+            folder = self.folder / f"{form}-there"
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, self.folder / f"{form}.pt")
+            zeroth.ckpt.convert(self.folder / f"{form}.pt", folder, to="zeroth")
+            if form == "dcp":
+                zeroth.ckpt.convert(folder, self.folder / "dcp-form", to="dcp")
+                folder = self.folder / "dcp-back"
+                zeroth.ckpt.convert(self.folder / "dcp-form", folder, to="zeroth")
+            config = {"zero_optimization": {"stage": stage}, "optimizer": {"type": "SGD", "params": momentum}}
+            engine = zeroth.Engine(torch.nn.Linear(3, 2), config, log_level="off")
+            engine.load(folder)
+            engine.backward(engine(batches[1]).square().mean())
+            engine.step()
+            plain_step(batches[1], model, optimizer)
+            for name, value in model.state_dict().items():
+                torch.testing.assert_close(engine.full(name), value, rtol=1e-6, atol=1e-7)
+            zeroth.ckpt.convert(engine.save(folder), self.folder / f"{form}-out.pt", to="torch")
+            engine.close()
+            out = torch.load(self.folder / f"{form}-out.pt", weights_only=True)
+            again = torch.nn.Linear(3, 2)
+            again.load_state_dict(out["model"])
+            sgd = torch.optim.SGD(again.named_parameters(), lr=1.0, momentum=0.5)
+            sgd.load_state_dict(out["optimizer"])
+            plain_step(batches[2], again, sgd)
+            plain_step(batches[2], model, optimizer)
+            for name, value in model.state_dict().items():
+                torch.testing.assert_close(again.state_dict()[name], value, rtol=1e-6, atol=1e-7)
 
     def test_nothing_is_written_over_and_wrong_use_has_its_code(self) -> None:
         path = zeroth.ckpt.write(example(), self.folder)

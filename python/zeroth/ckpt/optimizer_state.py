@@ -109,6 +109,9 @@ def _adopt_one(contents: Contents, param: Param, states: Mapping[str, Any]) -> s
             param.states[key] = lazy
         elif key == _UNKNOWN and _AMSGRAD not in contents.left_out:
             contents.left_out.append(_AMSGRAD)
+    if "momentum_buffer" in param.states and "step" not in states:
+        # SGD of torch counts no steps; without an update an engine would begin the momentum anew.
+        param.updates = max(param.updates, contents.step, 1)
     return set(_STATES) & set(param.states)
 
 
