@@ -198,6 +198,9 @@ void bind_core(py::module_& module) {
             world.activity()->set_locator(make_locator({signal, pipe, std::move(skipped), std::move(here)}));
           },
           py::arg("signal"), py::arg("pipe"), py::arg("skipped"), py::arg("here"))
+      .def(
+          "ends_by", [](const World& world, std::string how) { world.activity()->ends_by(std::move(how)); },
+          py::arg("how"))
       .def("spare", [](const World& world) { world.activity()->spare(); })
       .def(
           "write_trace",

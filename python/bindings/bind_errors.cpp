@@ -20,6 +20,14 @@ namespace {
 PyObject* error_type = nullptr;
 PyObject* config_error_type = nullptr;
 
+/// See _ending.stay_on_top(). It is not there yet while the package is imported.
+void prepare_the_end() {
+  PyObject* const module = PyDict_GetItemString(PyImport_GetModuleDict(), "zeroth._ending");
+  if (module == nullptr || PyObject_HasAttrString(module, "stay_on_top") == 0) return;
+  const py::object done = py::reinterpret_steal<py::object>(PyObject_CallMethod(module, "stay_on_top", nullptr));
+  if (!done) PyErr_Clear();
+}
+
 py::object to_python(PyObject* type, const Error& error) {
   py::object instance = py::reinterpret_borrow<py::object>(type)(error.what());
   instance.attr("code") = std::string(slug(error.code()));
@@ -36,6 +44,7 @@ py::object to_python(PyObject* type, const Error& error) {
   instance.attr("expected") = context.expected;
   instance.attr("got") = context.got;
   instance.attr("hint") = context.hint;
+  prepare_the_end();
   return instance;
 }
 

@@ -1,11 +1,14 @@
 #include "group.h"
 
+#include <zeroth/base/ended_ranks.h>
 #include <zeroth/base/error.h>
 #include <zeroth/base/log.h>
 #include <zeroth/base/notices.h>
 #include <zeroth/base/surroundings.h>
 #include <zeroth/base/text.h>
 #include <zeroth/libtorch/c10d.h>
+
+#include <unistd.h>
 
 #include <optional>
 #include <string>
@@ -17,6 +20,7 @@ namespace {
 
 constexpr const char* kMaster = "MASTER_ADDR";
 constexpr const char* kGlooInterface = "GLOO_SOCKET_IFNAME";
+constexpr Milliseconds kLookEvery{200};
 
 /// Gloo advertises the address of this host's own name, which is 127.0.1.1 on many: so it is told the interface that
 /// leads to MASTER_ADDR.
@@ -44,6 +48,21 @@ std::string interface_to_others() {
 std::string others_of(const World::RankAndSize& self) {
   if (self.size == 2) return "rank " + std::to_string(1 - self.rank);
   return "some of the other " + std::to_string(self.size - 1) + " ranks" + (self.rank == 0 ? "" : " (rank 0 listens)");
+}
+
+/// Ends this process if a rank has ended that the others still wait for.
+void end_if_never_comes(const World::RankAndSize& self) {
+  const std::optional<std::string> gone =
+      rank_that_never_came(variable_or_empty("ZEROTH_JOB_ID"), self.rank, self.size);
+  if (!gone) return;
+  const Error error(ErrorCode::kPeerLost, *gone,
+                    {.where = "torch.distributed",
+                     .who = "rank " + std::to_string(self.rank) + "/" + std::to_string(self.size),
+                     .expected = "all " + std::to_string(self.size) + " ranks",
+                     .hint = kNeverCameHint});
+  const std::string line = std::string("ZEROTH ERROR ") + error.what() + "\n";
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+  ::_exit(exit_code(error.code()));
 }
 
 /// A group of the same ranks whose messages are CPU memory. Collective for the group's members.
@@ -87,6 +106,9 @@ World world_from_environment() {
                               "one rank alone unset the variables of the launcher";
     const Logger log(started_as->rank, started_as->size);
     const NoticeThread notices({}, [&](const std::string& waited) { log.warn(whom + waited + where); });
+    // Torch waits in a library, where no error of ours could be thrown.
+    const NoticeThread look({.first = kLookEvery, .every = kLookEvery},
+                            [&](const std::string&) { end_if_never_comes(*started_as); });
     distributed.attr("init_process_group")("gloo", py::arg("rank") = started_as->rank,
                                            py::arg("world_size") = started_as->size);
   }

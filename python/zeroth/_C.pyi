@@ -341,6 +341,8 @@ class World:
         second at most; does nothing before the world has its first engine. The engines of this rank are of no use after it."""
     def find_places(self, signal: int, pipe: int, skipped: list[str], here: str) -> None:
         """For zeroth itself: how the line is found at which this rank is."""
+    def ends_by(self, how: str) -> None:
+        """For zeroth itself: how the script ends, for the ranks that wait for this one then."""
     def spare(self) -> None:
         """For zeroth itself: this process is interactive, and does not end by itself when the job has failed elsewhere."""
     def write_trace(self, path: str) -> None:

@@ -1,20 +1,24 @@
 """The end of a script: an uncaught exception is sent to the other ranks, a zeroth.Error sets the exit code, and saves
-that run behind are finished.
+that run behind are finished. An interrupt and a sys.exit() with a code end no other rank, but the others hear of them
+as the reason why this rank has left.
 
-This runs in sys.excepthook, after the earlier hook has printed as before. Interrupts and SystemExit are not changed.
-Consoles and notebooks are not changed either."""
+This runs in sys.excepthook, after the earlier hook has printed as before, and in sys.exit(), before it raises. Consoles
+and notebooks are not changed."""
 
 import atexit
+import json
 import os
 import re
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
+from typing import NoReturn
 
 from zeroth import _C, _guards, _place
 
-__all__ = ["finish_at_exit", "follow", "install"]
+__all__ = ["finish_at_exit", "follow", "install", "stay_on_top"]
 
 _LONGEST = 500
 """characters of an exception's text that the other ranks get, at most"""
@@ -32,10 +36,24 @@ def install() -> None:
         sys.excepthook = _Hook(sys.excepthook)
 
 
+def stay_on_top() -> None:
+    """Wraps the hook of torch's init_process_group(), which is set whenever a group is made. It prints what the earlier
+    hooks print, but returns, so the exit code would be 1. Called for each engine, each step, and each Error that comes
+    to Python: so also for the one that ends the script."""
+    if getattr(sys.excepthook, "__module__", "") == _TORCH:
+        install()
+
+
+_TORCH = "torch.distributed.distributed_c10d"
+
+
 def follow(world: _C.World) -> None:
     """Registers `world`: its other ranks get the exception that ends this rank."""
+    stay_on_top()
     if world.size > 1:
         _worlds.add(world)
+        if not _is_interactive() and not isinstance(sys.exit, _Exit):
+            sys.exit = _Exit(sys.exit)
 
 
 _saves: list[tuple[int, _C.SaveHandle]] = []
@@ -65,12 +83,42 @@ class _Hook:
             self._before(kind, error, traceback)
         finally:
             error = _guards.error_of(error) or error
+            if isinstance(error, KeyboardInterrupt) and _has_ended():
+                _tell_end("KeyboardInterrupt", _place.place_of(traceback))
             if not isinstance(error, KeyboardInterrupt) and _has_ended():
                 for world in list(_worlds):
                     world.abort(_told(error, traceback))
                 # A hook that was set later, and has called this one, may not have printed yet what it will.
                 if isinstance(error, _C.Error) and sys._getframe().f_back is None:
                     raise SystemExit(getattr(error, "exit_code", 1))
+
+
+class _Exit:
+    """In the place of sys.exit(): no hook of Python is called for a SystemExit, and its code and text are gone when the
+    interpreter ends."""
+
+    def __init__(self, before: Callable[..., NoReturn]) -> None:
+        self._before = before
+        self.__doc__ = before.__doc__
+
+    def __call__(self, code: object = None, /) -> NoReturn:
+        if code not in (None, 0) and threading.current_thread() is threading.main_thread():
+            _tell_end(f"sys.exit({_shown(code)})", _place.place_of_frame(sys._getframe(1)))
+        self._before(code)
+
+
+def _tell_end(how: str, place: str) -> None:
+    """The other ranks hear it if the engine is not called once more."""
+    for world in list(_worlds):
+        world.ends_by(f"{how} at {place}" if place else how)
+
+
+def _shown(code: object) -> str:
+    try:
+        text = json.dumps(code, ensure_ascii=False) if isinstance(code, str) else repr(code)
+    except Exception:  # the user's own __repr__
+        text = type(code).__name__
+    return text[:_LONGEST].encode(errors="backslashreplace").decode()
 
 
 def _is_interactive() -> bool:

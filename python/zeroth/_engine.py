@@ -500,6 +500,7 @@ class Engine:
     def _step(self) -> _C.StepResult:
         if self._pipeline is not None:
             raise _of_pipeline("step()")
+        _ending.stay_on_top()
         self._push()
         if self._stepping is not None:
             self._stepping.require_untouched()

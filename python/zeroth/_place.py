@@ -12,13 +12,13 @@ import sys
 import sysconfig
 import traceback
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 import torch
 
 from zeroth import _C
 
-__all__ = ["announce", "place_in", "place_of"]
+__all__ = ["announce", "place_in", "place_of", "place_of_frame"]
 
 _registered: tuple[int, int, int] | None = None
 """signal and the two ends of the pipe, for the lifetime of the process"""
@@ -54,6 +54,15 @@ def place_of(where: TracebackType | None) -> str:
     for frame in reversed(traceback.extract_tb(where)):
         if text := place_in(frame.filename, frame.lineno, frame.name):
             return text
+    return ""
+
+
+def place_of_frame(frame: FrameType | None) -> str:
+    """The same of a running program: its innermost line outside of libraries."""
+    while frame is not None:
+        if text := place_in(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name):
+            return text
+        frame = frame.f_back
     return ""
 
 

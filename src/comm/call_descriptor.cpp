@@ -155,9 +155,13 @@ bool same_message(const CallDescriptor& sent, const CallDescriptor& wanted) {
          sent.whole_digest == wanted.whole_digest;
 }
 
-std::string text_of(const CallDescriptor& call) {
+std::string text_of(const CallDescriptor& call, const TagNames& names) {
   std::string text = fmt::format("{}#{}{}", name_of(call.kind), call.sequence, shape_of(call));
-  if (call.unit >= 0 || call.label != 0) text += fmt::format(", unit {}, label {}", call.unit, call.label);
+  if (call.unit >= 0) {
+    text += fmt::format(", unit {}, label {}", call.unit, call.label);
+  } else if (call.label != 0 && meaning_of(call, names).empty()) {
+    text += fmt::format(", tag {}", call.label);
+  }
   if (call.whole_digest == 0) return text;
   CallDescriptor whole;
   whole.kind = call.whole_kind;
@@ -187,8 +191,8 @@ Error mismatch_error(const CallSide& own, const CallSide& theirs, int size, std:
        .which = mine.empty() && others.empty() ? ""
                                                : fmt::format("{} on rank {}, {} on rank {}", or_none(mine), own.rank,
                                                              or_none(others), theirs.rank),
-       .expected = fmt::format("{} (rank {})", text_of(own.call), own.rank),
-       .got = fmt::format("{} (rank {})", text_of(theirs.call), theirs.rank),
+       .expected = fmt::format("{} (rank {})", text_of(own.call, names), own.rank),
+       .got = fmt::format("{} (rank {})", text_of(theirs.call, names), theirs.rank),
        .hint = hint.empty()
                    ? "a rank skipped, swapped or resized a call; all ranks must make the same calls in the same order"
                    : hint});

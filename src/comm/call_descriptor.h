@@ -89,7 +89,7 @@ inline constexpr std::size_t kInlineBytes = 8192;
 [[nodiscard]] bool same_message(const CallDescriptor& sent, const CallDescriptor& wanted);
 
 /// "all_gather#12 float32, 23 elements (92 B), unit 3, label 0".
-[[nodiscard]] std::string text_of(const CallDescriptor& call);
+[[nodiscard]] std::string text_of(const CallDescriptor& call, const TagNames& names = {});
 
 /// What the unit and label of a call mean: by `names`, else "unit 3", or "" without a unit.
 [[nodiscard]] std::string meaning_of(const CallDescriptor& call, const TagNames& names);

@@ -67,7 +67,8 @@ std::unique_ptr<CommBackend> make_shm(const WorldSpec& spec) {
       .refused = refused,
       .notices = spec.options.meeting_notices,
       .say = [logger = Logger(spec.rank, spec.size)](std::string_view text) { logger.warn(text); },
-      .hint = spec.meeting_hint};
+      .hint = spec.meeting_hint,
+      .is_job = true};
   if (rendezvous.job.empty()) rendezvous.job = fmt::format("alone-{}", ::getpid());
   auto exchange = std::make_unique<detail::ShmExchange>(std::move(rendezvous), spec.options, system, [] {});
   return std::make_unique<detail::SegmentBackend>(

@@ -266,7 +266,9 @@ RankFacts facts_of_this_process() {
   facts.devices = devices();
   std::set<std::pair<int, int>> cores;
   std::set<int> nodes;
-  const std::vector<Processor> processors = processors_here();
+  // A rank that zeroth-run has bound to some cores is still one of a host with all of them.
+  const bool is_bound = !variable_or_empty("ZEROTH_BOUND_CORES").empty();
+  const std::vector<Processor> processors = is_bound ? processors_of(::getppid()) : processors_here();
   for (const Processor& processor : processors) {
     cores.insert({processor.package, processor.core});
     nodes.insert(processor.node);

@@ -203,7 +203,7 @@ CommandLine parse_doctor(std::span<const char* const> arguments) {
   } catch (const CLI::CallForHelp&) {
     return {.text = app.help()};
   } catch (const CLI::ParseError& error) {
-    refuse(error.what());
+    refuse(in_our_words(error.what()));
   }
   try {
     check(app, options, raw);

@@ -1,5 +1,7 @@
 #include "doctor/schedule_options.h"
 
+#include "hosts/option_values.h"
+
 #include <zeroth/base/error.h>
 #include <zeroth/base/text.h>
 
@@ -165,7 +167,7 @@ ScheduleCommandLine parse_schedule_command(std::span<const char* const> argument
   } catch (const CLI::CallForHelp&) {
     return {.text = app.help()};
   } catch (const CLI::ParseError& error) {
-    refuse_schedule(error.what());
+    refuse_schedule(in_our_words(error.what()));
   }
   if (words.list) return {.text = join(schedule_names(true), "\n") + "\n"};
   check(app, command, words);

@@ -85,7 +85,8 @@ StepResult Engine::end_accumulation() {
     return finish_step(/*idle=*/false, micro_steps);
   });
   if (result.boundary) transfer_log_->end_step(transfer_totals());
-  if (result.boundary && activity_) activity_->finish_step(++boundaries_);
+  if (result.boundary) ++boundaries_;
+  if (result.boundary && activity_) activity_->finish_step(committed_steps_);
   enter(Phase::kBetweenSteps);
   return result;
 }

@@ -426,7 +426,8 @@ StepResult Engine::step() {
   micro_step_ = 0;
   StepResult result = together([&] { return finish_step(idle, settings_.micro_steps); });
   transfer_log_->end_step(transfer_totals());
-  if (activity_) activity_->finish_step(++boundaries_);
+  ++boundaries_;
+  if (activity_) activity_->finish_step(committed_steps_);
   enter(Phase::kBetweenSteps);
   return result;
 }

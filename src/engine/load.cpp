@@ -413,6 +413,7 @@ void Engine::take_states(const StatesRead& read, const Manifest& manifest) {
     group->restore_held(std::move(held));
   }
   committed_steps_ = manifest.step;
+  if (activity_) activity_->begin_at(committed_steps_);
   kernels_->settle(resources_->gather_stream);
   communicator_.barrier("the states of a checkpoint");
   for (const auto& group : groups_) group->parameters().publish();

@@ -17,6 +17,13 @@ void refuse_usage(const std::string& message, ErrorContext context) {
   throw Error(ErrorCode::kUsage, message, std::move(context));
 }
 
+std::string in_our_words(const std::string& text) {
+  const std::string option = text.substr(0, text.find(':'));
+  if (text.find(": At Most 1 required but received ") != std::string::npos) return option + " was given more than once";
+  if (text.find(": 1 required ") != std::string::npos && text.ends_with(" missing")) return option + " has no value";
+  return text;
+}
+
 int parse_integer(const char* option, const std::string& text, int low, int high, const std::string& what) {
   int value = 0;
   const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), value);

@@ -11,6 +11,9 @@ namespace zeroth {
 /// Throws Error(kUsage); the hint is --help if `context` has none.
 [[noreturn]] void refuse_usage(const std::string& message, ErrorContext context = {});
 
+/// What CLI11 says of an option without its value or with too many, in words for a user.
+[[nodiscard]] std::string in_our_words(const std::string& text);
+
 /// These throw Error(kUsage) that names the option.
 [[nodiscard]] int parse_integer(const char* option, const std::string& text, int low, int high,
                                 const std::string& what);

@@ -37,11 +37,15 @@ int numa_node_of(const std::string& folder) {
 }  // namespace
 
 std::vector<Processor> processors_here() {
+  return processors_of(0);
+}
+
+std::vector<Processor> processors_of(pid_t process) {
   const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(kMaxProcessors),
                                                              [](cpu_set_t* mask) { CPU_FREE(mask); });
   const std::size_t bytes = CPU_ALLOC_SIZE(kMaxProcessors);
   std::vector<Processor> result;
-  if (!set || ::sched_getaffinity(0, bytes, set.get()) != 0) {
+  if (!set || ::sched_getaffinity(process, bytes, set.get()) != 0) {
     return result;
   }
   for (int number = 0; number < kMaxProcessors; ++number) {

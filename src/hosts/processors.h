@@ -1,6 +1,8 @@
 // The processors that a process may use.
 #pragma once
 
+#include <sys/types.h>
+
 #include <vector>
 
 namespace zeroth {
@@ -18,5 +20,7 @@ struct Processor {
 /// The processors of this process's affinity mask, with what the kernel says about them (nothing: all on node
 /// 0, each its own core).
 [[nodiscard]] std::vector<Processor> processors_here();
+/// The same of another process: of a launcher, which has given its ranks cores of their own.
+[[nodiscard]] std::vector<Processor> processors_of(pid_t process);
 
 }  // namespace zeroth

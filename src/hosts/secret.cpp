@@ -71,4 +71,15 @@ std::string read_secret(const std::string& file) {
   return secret;
 }
 
+std::string warning_of_secret(const std::string& file) {
+  struct stat info{};
+  if (file.empty() || ::stat(file.c_str(), &info) != 0) return "";
+  const unsigned mode = info.st_mode & 07777U;
+  if ((mode & (S_IRGRP | S_IWGRP | S_IROTH | S_IWOTH)) == 0) return "";
+  return fmt::format(
+      "warning: other users may read or change the secret: {} has mode {:o}; hint: chmod 600 {}, or mount it with "
+      "defaultMode 0400",
+      file, mode, file);
+}
+
 }  // namespace zeroth

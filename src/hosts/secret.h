@@ -22,5 +22,7 @@ enum class ProofSide { kHead, kNode };
 /// From a file (its last line end does not count), or from ZEROTH_RDZV_SECRET if `file` is "". Throws Error:
 /// kIo, kUsage (none, or not of 16 to 4096 bytes).
 [[nodiscard]] std::string read_secret(const std::string& file);
+/// A warning if other users of this host may read or change the file, for a user; "" if not, and for "".
+[[nodiscard]] std::string warning_of_secret(const std::string& file);
 
 }  // namespace zeroth

@@ -168,6 +168,11 @@ class Agent final : public GroupListener {
         on_the_way_ -= std::min(on_the_way_, credit);
         break;
       }
+      case FrameType::kEndedRanks:
+        for (const EndedRank& rank : decode_ended_ranks(frame.payload)) {
+          if (group_) group_->other_rank_ended(rank);
+        }
+        break;
       case FrameType::kEnd:
         end_ = decode_job_end(frame.payload);
         if (!group_gone()) stop_ranks(SIGTERM);

@@ -2,6 +2,7 @@
 
 #include "base/unique_fd.h"
 
+#include <zeroth/base/ended_ranks.h>
 #include <zeroth/base/error.h>
 #include <zeroth/base/secret.h>
 
@@ -131,7 +132,8 @@ std::vector<std::string> rank_environment(const HostTask& task, int local_rank, 
   std::vector<std::string> result;
   result.reserve(task.environment.size() + ours.size());
   for (const std::string& entry : task.environment) {
-    if (!ours.contains(name_of_assignment(entry)) && name_of_assignment(entry) != kBoundVariable) {
+    const std::string_view name = name_of_assignment(entry);
+    if (!ours.contains(name) && name != kBoundVariable && name != kEndedRanksVariable) {
       result.push_back(entry);
     }
   }

@@ -20,23 +20,24 @@ inline constexpr std::size_t kPrefaceBytes = 12;
 
 /// What a frame holds; messages.h has the contents. The direction is that of most of its kind.
 enum class FrameType : std::uint8_t {
-  kHello = 1,       ///< agent: who it is
-  kTask = 2,        ///< head: what to run
-  kStarted = 3,     ///< agent: the pids
-  kRefused = 4,     ///< agent: nothing runs, and why
-  kOutput = 5,      ///< agent: bytes of a rank
-  kOutputEnd = 6,   ///< agent
-  kRankEnd = 7,     ///< agent: how a rank ended
-  kGone = 8,        ///< agent: no process of any rank is left
-  kSignal = 9,      ///< head: for the ranks
-  kCredit = 10,     ///< head: so many bytes of output have been passed on
-  kPing = 11,       ///< both: alive
-  kEnd = 12,        ///< head: the job has ended
-  kNote = 13,       ///< agent: a line for the user
-  kChallenge = 14,  ///< both, where a secret is asked for
-  kProof = 15,      ///< both
+  kHello = 1,        ///< agent: who it is
+  kTask = 2,         ///< head: what to run
+  kStarted = 3,      ///< agent: the pids
+  kRefused = 4,      ///< agent: nothing runs, and why
+  kOutput = 5,       ///< agent: bytes of a rank
+  kOutputEnd = 6,    ///< agent
+  kRankEnd = 7,      ///< agent: how a rank ended
+  kGone = 8,         ///< agent: no process of any rank is left
+  kSignal = 9,       ///< head: for the ranks
+  kCredit = 10,      ///< head: so many bytes of output have been passed on
+  kPing = 11,        ///< both: alive
+  kEnd = 12,         ///< head: the job has ended
+  kNote = 13,        ///< agent: a line for the user
+  kChallenge = 14,   ///< both, where a secret is asked for
+  kProof = 15,       ///< both
+  kEndedRanks = 16,  ///< head: ranks of the job that have ended well
 };
-inline constexpr std::uint8_t kLastFrameType = 15;
+inline constexpr std::uint8_t kLastFrameType = 16;
 
 inline constexpr std::size_t kMaxTaskBytes = std::size_t{8} << 20;
 inline constexpr std::size_t kMaxFrameBytes = std::size_t{128} << 10;

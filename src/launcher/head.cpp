@@ -44,6 +44,7 @@ using Starter = std::function<JobEnd(const Attempt&)>;
 Starter starter_of(const Options& options, const Console& console) {
   if (options.num_nodes > 1) {
     const std::string secret = read_secret(options.secret_file);
+    if (const std::string warning = warning_of_secret(options.secret_file); !warning.empty()) console.say(warning);
     if (options.node > 0) return [=, &console](const Attempt&) { return run_as_node(options, secret, console); };
     return [=, &console](const Attempt& attempt) { return run_with_nodes(options, secret, console, attempt); };
   }

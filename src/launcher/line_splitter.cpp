@@ -12,12 +12,20 @@ namespace zeroth::launcher {
 namespace {
 
 constexpr std::size_t kMaxErrorLine = 1000;
+constexpr std::size_t kMaxLastLine = 300;
 
 /// Position of the first CR or LF. Two memchr are several times faster than find_first_of.
 std::size_t find_line_end(std::string_view bytes) {
   const std::size_t feed = bytes.find('\n');
   const std::size_t carriage = bytes.substr(0, feed).find('\r');
   return carriage != std::string_view::npos ? carriage : feed;
+}
+
+/// Without its end, and printable.
+void keep(std::string_view line, std::string& into) {
+  while (line.ends_with('\n') || line.ends_with('\r')) line.remove_suffix(1);
+  into.assign(line);
+  std::ranges::replace_if(into, [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }, '?');
 }
 
 }  // namespace
@@ -73,14 +81,10 @@ void LineSplitter::emit(std::string& out) {
   }
   makes_room_ = makes_room_ || pending_.find(kMakesRoom) != std::string::npos;
   if (const std::optional<ErrorMark> mark = find_error_mark(pending_)) {
-    last_error_line_ = pending_.substr(mark->begin, kMaxErrorLine);
-    while (!last_error_line_.empty() && (last_error_line_.back() == '\n' || last_error_line_.back() == '\r')) {
-      last_error_line_.pop_back();
-    }
-    std::replace_if(
-        last_error_line_.begin(), last_error_line_.end(),
-        [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }, '?');
+    keep(std::string_view(pending_).substr(mark->begin, kMaxErrorLine), last_error_line_);
   }
+  if (const std::size_t begin = pending_.find_first_not_of(" \t\r\n"); begin != std::string::npos)
+    keep(std::string_view(pending_).substr(begin, kMaxLastLine), last_line_);
   pending_.clear();
 }
 

@@ -33,6 +33,8 @@ class LineSplitter {
   /// The last line that held an error of Zeroth (error_line.h), from there on, control characters replaced, at
   /// most 1,000 bytes.
   [[nodiscard]] const std::string& last_error_line() const { return last_error_line_; }
+  /// The last line with more than blanks, likewise, at most 300 bytes.
+  [[nodiscard]] const std::string& last_line() const { return last_line_; }
   /// A line held `kMakesRoom` (zeroth/base/preemption.h).
   [[nodiscard]] bool makes_room() const { return makes_room_; }
 
@@ -42,6 +44,7 @@ class LineSplitter {
   LineStyle style_;
   std::string pending_;
   std::string last_error_line_;
+  std::string last_line_;
   bool makes_room_ = false;
 };
 

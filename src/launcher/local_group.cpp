@@ -49,7 +49,10 @@ std::vector<pid_t> children() {
 }  // namespace
 
 LocalGroup::LocalGroup(const HostTask& task, const StartContext& context, GroupListener& listener)
-    : listener_(&listener), oom_kills_(count_oom_kills()), before_(children()) {
+    : listener_(&listener),
+      board_(task.job.job_id, task.job.num_ranks),
+      oom_kills_(count_oom_kills()),
+      before_(children()) {
   Program program = program_of(task.command, task.environment);
   if (!program.note.empty()) notes_.push_back(std::move(program.note));
   SpawnPlan plan{.program = std::move(program.file),
@@ -76,6 +79,8 @@ LocalGroup::LocalGroup(const HostTask& task, const StartContext& context, GroupL
   for (int local_rank = 0; local_rank < task.num_ranks; ++local_rank) {
     const int rank = task.first_rank + local_rank;
     plan.environment = rank_environment(task, local_rank, threads);
+    if (const std::string board = board_.path(); !board.empty())
+      plan.environment.push_back(fmt::format("{}={}", kEndedRanksVariable, board));
     if (!shares.empty()) {
       plan.processors = shares[static_cast<std::size_t>(local_rank)];
       plan.environment.push_back(fmt::format("{}={}", kBoundVariable, plan.processors.size()));

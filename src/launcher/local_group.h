@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/unique_fd.h"
+#include "launcher/ended_board.h"
 #include "launcher/host_task.h"
 #include "launcher/keeper.h"
 #include "launcher/rank_group.h"
@@ -44,6 +45,7 @@ class LocalGroup final : public RankGroup {
   [[nodiscard]] std::optional<TimePoint> next() const override;
   void signal_groups(int signal) override;
   void signal_ranks(int signal) override;
+  void other_rank_ended(const EndedRank& rank) override { board_.add(rank); }
   std::vector<std::string> abandon() override;
   [[nodiscard]] int num_running() const override;
   [[nodiscard]] bool gone() const override;
@@ -75,6 +77,7 @@ class LocalGroup final : public RankGroup {
   GroupListener* listener_;
   std::vector<std::string> notes_;
   Keeper keeper_;
+  EndedBoard board_;
   std::vector<Rank> ranks_;
   std::optional<std::int64_t> oom_kills_;  ///< so far
   std::vector<pid_t>

@@ -33,14 +33,17 @@
 namespace zeroth::launcher {
 namespace {
 
-/// Descriptors 0 to 2 are always open, so that none of ours lands there and is taken for a rank's stream.
-void open_standard_streams() {
+/// Descriptors 0 to 2 are always open, so that none of ours lands there and is taken for a rank's stream. Returns
+/// whether standard output was closed.
+bool open_standard_streams() {
+  bool closed_output = false;
   while (true) {
     const int fd = ::open("/dev/null", O_RDWR);
     if (fd < 0 || fd > 2) {
       ::close(fd);
-      return;
+      return closed_output;
     }
+    closed_output = closed_output || fd == STDOUT_FILENO;
   }
 }
 
@@ -61,7 +64,7 @@ bool same_file(int a, int b) {
          info_a.st_ino == info_b.st_ino;
 }
 
-int run(std::span<const char* const> arguments) {
+int run(std::span<const char* const> arguments, bool closed_output) {
   const CommandLine command_line = parse_command_line(arguments);
   if (command_line.is_agent) {
     ::prctl(PR_SET_CHILD_SUBREAPER, 1);
@@ -89,19 +92,25 @@ int run(std::span<const char* const> arguments) {
   OutputSink separate_err(STDERR_FILENO);
   // One terminal or one file: one queue, which keeps the order in which lines came.
   OutputSink& err = same_file(STDOUT_FILENO, STDERR_FILENO) ? out : separate_err;
-  return run_job(options, {.inbox = inbox, .out = out, .err = err});
+  const Console console{.inbox = inbox, .out = out, .err = err};
+  if (closed_output) {
+    console.say(
+        "warning: standard output is closed: what the ranks write there is lost; hint: > FILE, or > /dev/null if that "
+        "is wanted");
+  }
+  return run_job(options, console);
 }
 
 }  // namespace
 }  // namespace zeroth::launcher
 
 int main(int argc, char** argv) {
-  zeroth::launcher::open_standard_streams();
+  const bool closed_output = zeroth::launcher::open_standard_streams();
   zeroth::ErrorCode code = zeroth::ErrorCode::kInternal;
   std::string text;
   try {
     const std::vector<const char*> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
-    return zeroth::launcher::run(arguments);
+    return zeroth::launcher::run(arguments, closed_output);
   } catch (const zeroth::Error& error) {
     code = error.code();
     text = error.what();

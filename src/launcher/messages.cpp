@@ -158,6 +158,29 @@ RankEnd decode_rank_end(std::string_view payload) {
   return end;
 }
 
+std::string encode(const std::vector<EndedRank>& ranks) {
+  PayloadWriter writer;
+  writer.number(static_cast<std::int64_t>(ranks.size()));
+  for (const EndedRank& rank : ranks) writer.number(rank.rank).number(rank.pid).number(rank.exit_code).text(rank.host);
+  return writer.take();
+}
+
+std::vector<EndedRank> decode_ended_ranks(std::string_view payload) {
+  PayloadReader reader(payload);
+  std::vector<EndedRank> ranks;
+  const int count = reader.small(0, kMaxJobRanks);
+  for (int i = 0; i < count; ++i) {
+    EndedRank rank;
+    rank.rank = reader.small(0, kMaxJobRanks - 1);
+    rank.pid = reader.small(1, INT_MAX);
+    rank.exit_code = reader.small(0, 255);
+    rank.host = printable(reader.text(kMaxName));
+    ranks.push_back(std::move(rank));
+  }
+  reader.finish();
+  return ranks;
+}
+
 std::string encode(const Output& output) {
   return PayloadWriter().number(output.rank).number(static_cast<int>(output.stream)).take().append(output.bytes);
 }

@@ -56,6 +56,7 @@ struct SignalOrder {
 [[nodiscard]] std::string encode(const HostTask& task);
 [[nodiscard]] std::string encode(const Started& started);
 [[nodiscard]] std::string encode(const RankEnd& end);
+[[nodiscard]] std::string encode(const std::vector<EndedRank>& ranks);
 [[nodiscard]] std::string encode(const Output& output);
 [[nodiscard]] std::string encode(const SignalOrder& order);
 [[nodiscard]] std::string encode(const JobEnd& end);
@@ -66,6 +67,7 @@ struct SignalOrder {
 [[nodiscard]] HostTask decode_task(std::string_view payload);
 [[nodiscard]] Started decode_started(std::string_view payload);
 [[nodiscard]] RankEnd decode_rank_end(std::string_view payload);
+[[nodiscard]] std::vector<EndedRank> decode_ended_ranks(std::string_view payload);
 [[nodiscard]] Output decode_output(std::string_view payload);
 [[nodiscard]] SignalOrder decode_signal(std::string_view payload);
 [[nodiscard]] JobEnd decode_job_end(std::string_view payload);

@@ -36,6 +36,7 @@ constexpr std::array kOwned{"RANK",
                             "TORCHELASTIC_RESTART_COUNT",
                             "TORCHELASTIC_MAX_RESTARTS",
                             "ZEROTH_BOUND_CORES",
+                            "ZEROTH_ENDED_RANKS",
                             "ZEROTH_JOB_ID",
                             "ZEROTH_RESTART_COUNT"};
 
@@ -415,9 +416,9 @@ CommandLine parse_command_line(std::span<const char* const> arguments) {
   } catch (const CLI::CallForVersion& version) {
     return {.text = std::string(version.what()) + "\n"};
   } catch (const CLI::ArgumentMismatch& error) {
-    refuse_usage("an option of this kind takes one value and is given once", {.got = error.what()});
+    refuse_usage("an option of this kind takes one value and is given once", {.got = in_our_words(error.what())});
   } catch (const CLI::ParseError& error) {
-    refuse_usage(error.what());
+    refuse_usage(in_our_words(error.what()));
   }
   options.command = take_command(app.remaining(), app);
   check(app, options, raw);

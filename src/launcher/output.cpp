@@ -82,8 +82,7 @@ void RankOutput::copy(std::string_view bytes) {
       bytes.remove_prefix(static_cast<std::size_t>(written));
     } else if (errno != EINTR) {
       // A full disk under the logs is no reason to end the training; it is one to say so.
-      sink_->queue() += fmt::format("zeroth-run: [IO] cannot write {}: {}; this file is incomplete\n", path_,
-                                    ::strerrordesc_np(errno));
+      failure_ = fmt::format("[IO] cannot write {}: {}; this file is incomplete", path_, ::strerrordesc_np(errno));
       file_.reset();
     }
   }

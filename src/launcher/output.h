@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace zeroth::launcher {
 
@@ -53,6 +54,10 @@ class RankOutput {
   void feed(std::string_view bytes);
   /// Nothing more comes: what is left is passed on.
   void finish();
+  /// Why the file is incomplete, "" if it is not; once.
+  [[nodiscard]] std::string take_failure() { return std::exchange(failure_, {}); }
+  /// The last line that is not empty, without its end.
+  [[nodiscard]] const std::string& last_line() const { return splitter_.last_line(); }
 
  private:
   void copy(std::string_view bytes);
@@ -61,6 +66,7 @@ class RankOutput {
   LineSplitter splitter_;
   std::string path_;
   UniqueFd file_;
+  std::string failure_;
 };
 
 /// Copies our standard input to rank 0 through a pipe. The rank cannot have the terminal itself: it is in

@@ -5,6 +5,7 @@
 #include "launcher/rank_process.h"
 
 #include <zeroth/base/deadline.h>
+#include <zeroth/base/ended_ranks.h>
 #include <zeroth/base/error.h>
 
 #include <poll.h>
@@ -78,6 +79,8 @@ class RankGroup {
   virtual void signal_groups(int signal) = 0;
   /// To the ranks only, not to their children.
   virtual void signal_ranks(int signal) = 0;
+  /// A rank of the job, of this group or another one, has ended well; those that have yet to meet it hear of it.
+  virtual void other_rank_ended(const EndedRank& rank) = 0;
   /// Lets go of ranks that not even SIGKILL has ended; says which.
   virtual std::vector<std::string> abandon() = 0;
 

@@ -20,6 +20,9 @@ constexpr Milliseconds kDoubtAfter{3 * kPingEvery};
 /// (a MiB each at most).
 constexpr std::size_t kOverWindowBytes = std::size_t{4} << 20;
 
+/// Ends of ranks go to each host together: a thousand ranks that end in a moment are one frame a host.
+constexpr Milliseconds kTellEndedEvery{100};
+
 /// Credit is given in parts of this size, not for every line.
 constexpr std::size_t kCreditBytes = std::size_t{64} << 10;
 
@@ -151,6 +154,7 @@ void RemoteGroup::give_credit() {
 void RemoteGroup::settle() {
   if (closed_) return;
   give_credit();
+  tell_ended();
   Channel& channel = link_->channel();
   watch_.turn(channel);
   channel.keep_alive();
@@ -171,7 +175,8 @@ std::optional<TimePoint> RemoteGroup::next() const {
     return std::nullopt;
   }
   const TimePoint ping = link_->channel().next_ping();
-  return std::min(ping, link_->next_change().value_or(ping));
+  const TimePoint told = ended_elsewhere_.empty() ? ping : tell_ended_at_;
+  return std::min({ping, link_->next_change().value_or(ping), told});
 }
 
 void RemoteGroup::signal_groups(int signal) {
@@ -180,6 +185,18 @@ void RemoteGroup::signal_groups(int signal) {
 
 void RemoteGroup::signal_ranks(int signal) {
   if (!gone()) link_->channel().send(FrameType::kSignal, encode(SignalOrder{.number = signal, .groups = false}));
+}
+
+void RemoteGroup::other_rank_ended(const EndedRank& rank) {
+  if (num_running_ == 0) return;  // nobody is left there to read it
+  if (ended_elsewhere_.empty()) tell_ended_at_ = SteadyClock::now() + kTellEndedEvery;
+  ended_elsewhere_.push_back(rank);
+}
+
+void RemoteGroup::tell_ended() {
+  if (ended_elsewhere_.empty() || SteadyClock::now() < tell_ended_at_) return;
+  const std::vector<EndedRank> ended = std::exchange(ended_elsewhere_, {});
+  if (num_running_ > 0) link_->channel().send(FrameType::kEndedRanks, encode(ended));
 }
 
 std::vector<std::string> RemoteGroup::abandon() {

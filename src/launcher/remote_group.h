@@ -25,6 +25,7 @@ class RemoteGroup final : public RankGroup {
   [[nodiscard]] std::optional<TimePoint> next() const override;
   void signal_groups(int signal) override;
   void signal_ranks(int signal) override;
+  void other_rank_ended(const EndedRank& rank) override;
   std::vector<std::string> abandon() override;
   [[nodiscard]] std::optional<TimePoint> in_doubt_until() const override;
   void end_job(const JobEnd& end) override;
@@ -39,6 +40,7 @@ class RemoteGroup final : public RankGroup {
   void take(const Frame& frame);
   void finish_rank(int rank, const RankEnd& end);
   void give_credit();
+  void tell_ended();
   /// The host is out of control: its connection is closed.
   void fail(const Error& error);
   /// No rank of it runs.
@@ -57,6 +59,8 @@ class RemoteGroup final : public RankGroup {
   std::vector<bool> ended_;
   int num_running_;
   std::size_t uncredited_bytes_ = 0;
+  std::vector<EndedRank> ended_elsewhere_;  ///< that the host has not been told of
+  TimePoint tell_ended_at_{};
 };
 
 }  // namespace zeroth::launcher

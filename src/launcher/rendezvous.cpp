@@ -258,9 +258,9 @@ class Introduction {
 
 /// True when the head has shown the secret; false if the connection ended, nothing came in time, or a signal
 /// did.
-bool introduce(const RendezvousSpec& spec, Channel& channel, SignalInbox& inbox, int& signal) {
+bool introduce(const RendezvousSpec& spec, Channel& channel, SignalInbox& inbox, Milliseconds patience, int& signal) {
   Introduction introduction(spec.secret, channel);
-  const Deadline deadline(kStrangerPatience);
+  const Deadline deadline(patience);
   std::vector<pollfd> polled;
   while (!deadline.passed()) {
     polled.assign(1, {.fd = inbox.fd(), .events = POLLIN, .revents = 0});
@@ -281,28 +281,37 @@ std::unique_ptr<Channel> join_job(const RendezvousSpec& spec, SignalInbox& inbox
   const auto begin = SteadyClock::now();
   auto report_at = begin + kReportEvery;
   int refusals = 0;
+  const auto left = [&] {  // no attempt lasts longer
+    return std::max(Milliseconds{1},
+                    std::chrono::duration_cast<Milliseconds>(begin + spec.timeout - SteadyClock::now()));
+  };
   for (;;) {
     std::string why;
     int signal = 0;
-    if (UniqueFd socket = connect_once(spec.endpoint, kConnectPatience, why); socket.valid()) {
+    if (UniqueFd socket = connect_once(spec.endpoint, std::min(kConnectPatience, left()), why); socket.valid()) {
       auto channel = std::make_unique<Channel>(channel_over(std::move(socket), spec.lost_after, kMaxStrangerBytes));
-      if (introduce(spec, *channel, inbox, signal)) {
+      if (introduce(spec, *channel, inbox, std::min(kStrangerPatience, left()), signal)) {
         channel->set_max_frame_bytes(kMaxFrameBytes);
         return channel;
       }
-      why = "the connection was closed";
-      if (signal == 0 && ++refusals == 3) {
+      const bool closed = channel->ended();
+      why = closed ? "the connection was closed" : "whoever listens there says nothing";
+      if (signal == 0 && closed && ++refusals == 3) {
         refuse("the head closes the connection",
                {.which = text_of(spec.endpoint), .hint = "the secret must be the same on all nodes"});
       }
     }
     pollfd ready{.fd = inbox.fd(), .events = POLLIN, .revents = 0};
-    if (signal == 0 && ::poll(&ready, 1, static_cast<int>(kRetryEvery.count())) == 1) signal = stop_signal(inbox);
+    if (signal == 0 && ::poll(&ready, 1, static_cast<int>(std::min(kRetryEvery, left()).count())) == 1)
+      signal = stop_signal(inbox);
     if (signal != 0) return nullptr;
     const auto now = SteadyClock::now();
     if (now - begin >= spec.timeout) {
       refuse(fmt::format("the head did not answer for {} s: {}", seconds_since(begin), why),
-             {.which = text_of(spec.endpoint)});
+             {.which = text_of(spec.endpoint),
+              .hint = is_loopback(address_towards(spec.endpoint.host))
+                          ? "this address leads to this node itself: name node 0 as the other nodes reach it"
+                          : "node 0 listens there: is it started, with the same --rdzv, and is the port open?"});
     }
     if (now >= report_at) {
       report_at += kReportEvery;

@@ -173,9 +173,10 @@ std::string find_program(const std::string& program, const std::string& search_p
   if (std::optional<std::string> path = look_up(program, search_path)) return *std::move(path);
   const bool here = ::stat(program.c_str(), &info) == 0 && S_ISREG(info.st_mode);
   if (!here) {
-    cannot_start(program, ENOENT, "it is in no directory of PATH");
+    cannot_start(program, ENOENT, "it is neither in a directory of PATH nor in the working directory");
   }
-  cannot_start(program, ENOENT, is_runnable("./" + program) ? "did you mean ./" + program + "?" : kNotExecutable);
+  if (std::string path = "./" + program; is_runnable(path)) return path;
+  cannot_start(program, EACCES, kNotExecutable);
 }
 
 rlimit reserve_descriptors(int num_ranks, int per_rank) {

@@ -4,6 +4,7 @@
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/preemption.h>
+#include <zeroth/base/surroundings.h>
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -152,6 +153,7 @@ RankOutput& Supervisor::output_of(int rank, Stream stream) {
 void Supervisor::rank_output(int rank, Stream stream, std::string_view bytes) {
   RankOutput& output = output_of(rank, stream);
   output.feed(bytes);
+  if (const std::string failure = output.take_failure(); !failure.empty()) say(failure);
   if (output.makes_room() && !told_to_make_room_) {
     told_to_make_room_ = true;
     grant_room();
@@ -259,6 +261,12 @@ void Supervisor::rank_ended(int rank, const std::string& host, pid_t pid, const 
   if (status.ok() || status.preempted()) {
     ++num_well_ended_;
     num_preempted_ += status.preempted() ? 1 : 0;
+    for (const auto& group : groups_) {
+      group->other_rank_ended({.rank = rank,
+                               .pid = pid,
+                               .exit_code = status.exit_code,
+                               .host = host.empty() && groups_.size() > 1 ? host_name() : host});
+    }
     grant_room();
     return;
   }
@@ -429,7 +437,11 @@ std::string Supervisor::said_of(const FailureRecord& cause) {
         return said;
     }
   }
-  return "";
+  // Python repeats what a script has given to sys.exit(), and other programs say why they end.
+  const std::string& last = output_of(cause.rank, Stream::kErr).last_line();
+  return cause.error_line.empty() && cause.signal == 0 && cause.num_ranks == 0 && !last.empty()
+             ? ", its last line of stderr: " + last
+             : "";
 }
 
 JobEnd Supervisor::conclude() {

@@ -17,6 +17,7 @@
 using zeroth::Error;
 using zeroth::ErrorCode;
 using zeroth::fuzz::expect;
+using zeroth::launcher::encode;  // of a vector, too
 using zeroth::launcher::Frame;
 using zeroth::launcher::FrameParser;
 using zeroth::launcher::FrameType;
@@ -158,6 +159,13 @@ void check(const zeroth::launcher::RankEnd& end) {
          "the end of a rank that there is not");
 }
 
+void check(const std::vector<zeroth::EndedRank>& ranks) {
+  for (const zeroth::EndedRank& rank : ranks)
+    expect(rank.rank >= 0 && rank.rank < zeroth::launcher::kMaxJobRanks && rank.pid > 0 &&
+               zeroth::fuzz::is_printable(rank.host),
+           "the end of a rank that there is not");
+}
+
 void check(const zeroth::launcher::Output& output) {
   expect(output.rank >= 0 && output.rank < zeroth::launcher::kMaxJobRanks, "output of a rank that there is not");
 }
@@ -211,6 +219,8 @@ void check_payload(const Frame& frame) {
         return check_read_back(frame.payload, launcher::decode_output);
       case FrameType::kRankEnd:
         return check_read_back(frame.payload, launcher::decode_rank_end);
+      case FrameType::kEndedRanks:
+        return check_read_back(frame.payload, launcher::decode_ended_ranks);
       case FrameType::kSignal:
         return check_read_back(frame.payload, launcher::decode_signal);
       case FrameType::kEnd:

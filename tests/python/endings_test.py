@@ -47,6 +47,56 @@ class Processes(job.RankTest):
         for rank in (0, 1):
             self.assertRegex(done.stdout, rf"rank {rank} is told: \[MISMATCH\]")
 
+    def test_a_rank_that_ends_before_it_builds_an_engine_is_named_at_once(self) -> None:
+        done = job.run(2, "trouble_rank.py", "never", "memory", limit_s=60)
+        self.assertEqual(done.returncode, 76, done.stderr)
+        told = re.search(
+            r"rank 0 is told after (\d+\.\d) s: \[PEER_LOST\] rank 1 \(pid \d+\) exited with code 0 before the ranks "
+            r"met; where: comm\.shm\.rendezvous; .*hint: every rank of the job has to build the engine",
+            done.stdout,
+        )
+        assert told is not None, done.stdout + done.stderr
+        self.assertLess(float(told[1]), 10.0)
+        done = job.run(2, "trouble_rank.py", "never", "group", limit_s=60)
+        self.assertEqual(done.returncode, 76, done.stderr)
+        self.assertRegex(
+            done.stderr, r"ZEROTH ERROR \[PEER_LOST\] rank 1 \(pid \d+\) exited with code 0 before the ranks met"
+        )
+
+    def test_the_exit_code_is_that_of_the_error_where_torch_has_set_a_hook_after_ours(self) -> None:
+        done = job.run(2, "trouble_rank.py", "torch_inside")
+        self.assertEqual(done.returncode, 78, done.stderr)
+        self.assertRegex(done.stderr, r"\[rank1\]: zeroth\.ConfigError: \[CONFIG\]")
+        self.assertRegex(done.stderr.strip().splitlines()[-1], r"rank 1 \(pid \d+\) exited with code 78: ")
+
+    def test_messages_count_the_steps_of_the_training(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            done = job.run(2, "trouble_rank.py", "resumed", folder)
+        self.assertEqual(done.returncode, 76, done.stderr)
+        self.assertRegex(
+            done.stdout,
+            r"rank 0 is told: \[PEER_LOST\] rank 1 .*it ended after 5 steps, while rank 0 is in .* of step 6: .*"
+            r"engine\.steps 5, error\.step 6",
+        )
+
+    def test_ranks_in_different_calls_hear_the_names_and_the_lines_of_all(self) -> None:
+        done = job.run(2, "trouble_rank.py", "barriers", "names")
+        line = r"at \S*trouble_rank\.py:\d+ in barriers"
+        for rank in (0, 1):
+            for other in (0, 1):
+                self.assertRegex(
+                    done.stdout,
+                    rf"rank {rank} is told: \[MISMATCH\] ranks make different calls; .*"
+                    rf'barrier#\d+ "name of {other}" \(rank {other} {line}\)',
+                    done.stderr,
+                )
+        self.assertNotRegex(done.stdout + done.stderr, "unit -1|label|, tag ")
+        done = job.run(2, "trouble_rank.py", "barriers", "step")
+        for rank in (0, 1):
+            told = rf"rank {rank} is told: \[MISMATCH\] ranks come to different calls of the engine; .*"
+            self.assertRegex(done.stdout, told + rf'barrier\(\) "name of 0" on rank 0 {line}', done.stderr)
+            self.assertRegex(done.stdout, told + r"step\(\) on rank 1 at \S*trouble_rank\.py:\d+ in train", done.stderr)
+
     def test_buffers_are_rank_zeros_in_every_training_forward_as_in_torch(self) -> None:
         self.run_well(3, "buffers_rank.py")
 

@@ -134,6 +134,66 @@ def gil(rank: int, hook: str) -> None:
     engine.step()
 
 
+def never(rank: int, how: str) -> None:
+    """Rank 1 ends before it builds an engine. "group": torch's group is made, as on several hosts."""
+    if how == "group":
+        os.environ["LOCAL_WORLD_SIZE"] = "1"
+    if rank == 1:
+        sys.exit(0)
+    begin = time.monotonic()
+    try:
+        zeroth.Engine(zoo.make("plain"), config())
+    except zeroth.Error as error:
+        print(f"rank {rank} is told after {time.monotonic() - begin:.1f} s: {error}", flush=True)
+        raise
+
+
+def torch_inside(rank: int) -> None:
+    """An error of rank 1, where torch has set its hook of exceptions after the engine's; before and after a step."""
+    os.environ["LOCAL_WORLD_SIZE"] = "1"
+    engine = zeroth.Engine(zoo.make("plain"), config())
+    torch.distributed.init_process_group("gloo") if not torch.distributed.is_initialized() else None
+    for step in range(100):
+        if rank == 1 and step == 1:
+            zeroth.Engine(zoo.make("plain"), {"optimizer": {"type": "Adm"}})
+        train(engine)
+
+
+def resumed(rank: int, folder: str) -> None:
+    """Rank 1 leaves two steps after a checkpoint of step 3."""
+    engine = zeroth.Engine(zoo.make("plain"), config())
+    for _ in range(3):
+        train(engine)
+    engine.save(folder)
+    engine.close()
+    engine = zeroth.Engine(zoo.make("plain"), config())
+    engine.load(folder)
+    for _ in range(2):
+        train(engine)
+    if rank == 1:
+        sys.exit(0)
+    try:
+        train(engine)
+    except zeroth.Error as error:
+        print(f"rank {rank} is told: {error}; engine.steps {engine.steps}, error.step {error.step}", flush=True)
+        raise
+
+
+def barriers(rank: int, how: str) -> None:
+    """Ranks make different calls."""
+    engine = zeroth.Engine(zoo.make("plain"), config(0 if how == "step" else 3))
+    train(engine)
+    try:
+        if rank == 1 and how == "step":
+            train(engine)
+        else:
+            engine.barrier(f"name of {rank}")
+    except zeroth.Error as error:
+        print(f"rank {rank} is told: {error}", flush=True)
+        time.sleep(1.0)  # the launcher ends the others soon after the first: each shall have spoken
+        raise
+
+
 def kill(rank: int) -> None:
     engine = zeroth.Engine(zoo.make("plain"), config())
     while True:
@@ -216,6 +276,10 @@ if __name__ == "__main__":
         "handler": handler,
         "disagree": disagree,
         "gil": gil,
+        "never": never,
+        "torch_inside": torch_inside,
+        "resumed": resumed,
+        "barriers": barriers,
         "give_up": give_up,
         "kill": kill,
         "forever": forever,

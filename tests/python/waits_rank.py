@@ -129,6 +129,10 @@ def misbehave(how: str, engine: zeroth.Engine, model: nn.Module, world: zeroth.W
         globals()[how]()
     elif how in ("leave", "leave_before_evaluation"):
         sys.exit(0)
+    elif how == "interrupt":
+        raise KeyboardInterrupt
+    elif how in ("exit_code", "exit_text"):
+        sys.exit(7 if how == "exit_code" else "bye")
     elif how == "abort":
         abort(world)
     elif how == "raise":

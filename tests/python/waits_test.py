@@ -108,6 +108,11 @@ EVERY: dict[str, list[Case]] = {
     "evaluation": [Case("evaluate_alone", transport) for transport in WITHOUT_LEVELS],
     "skips": [Case("skip_step", transport) for transport in ALL],
     "leaves": [Case("leave", transport, alone="mpi" in transport) for transport in ALL],
+    "says how it ends": [
+        Case(how, transport, alone=True)
+        for transport in WITHOUT_LEVELS
+        for how in ("exit_code", "exit_text", "interrupt")
+    ],
     "leaves before": [Case("leave_before_evaluation", "gloo")],
     "raises": [Case(how, transport, alone=True, each_code=True) for transport in ALL for how in ("raise", "refuse")],
     "stops the job": [Case("abort", transport, alone=True) for transport in ALL],
@@ -132,6 +137,7 @@ FEW: dict[str, set[tuple[str, str]]] = {
     "evaluation": {("evaluate_alone", "shm"), ("evaluate_alone", "gloo")},
     "skips": {("skip_step", "shm"), ("skip_step", "shm+mpi")},
     "leaves": {("leave", "shm"), ("leave", "gloo")},
+    "says how it ends": {("exit_code", "shm"), ("exit_text", "gloo"), ("interrupt", "shm")},
     "leaves before": {("leave_before_evaluation", "gloo")},
     "raises": {("refuse", "shm"), ("raise", "gloo")},
     "stops the job": {("abort", "gloo")},
@@ -354,6 +360,16 @@ class Waits(unittest.TestCase):
                 if not case.alone:  # mpirun itself ends the job once the first of the others has
                     self.assertEqual(done.returncode, SEEN_OF_OTHERS, done.stderr)
                 self.lost(done, transport, LEFT)
+
+    @tier.both
+    def test_a_rank_that_ends_with_a_code_or_an_interrupt_says_so(self) -> None:
+        ends = {"exit_code": r"sys\.exit\(7\)", "exit_text": r'sys\.exit\("bye"\)', "interrupt": "KeyboardInterrupt"}
+        for case in cases("says how it ends"):
+            with self.subTest(case):
+                done = self.ended(case)
+                how = rf"left early: it ended by {ends[case.how]} at \S*waits_rank\.py:\d+ in misbehave, after 3 steps"
+                self.lost(done, case.transport, how)
+                self.assertNotIn("unequal batch counts", done.stdout)
 
     def test_a_rank_that_leaves_before_an_evaluation_has_no_fewer_batches(self) -> None:
         (case,) = cases("leaves before")

@@ -85,9 +85,17 @@ struct RankStatus {
   std::string action{};     ///< "action 1B3 of step 4 (stage 1 of 2: ...)", or ""
   std::string place{};      ///< "train.py:57 in load_batch"; "" if not requested or not known
   std::string last_call{};  ///< "all_gather#40 of world/engine0", or ""
+  std::string end{};        ///< of a goodbye: how the program ends, "sys.exit(7) at train.py:57 in main", or ""
   bool one_thread = true;   ///< at most one thread has ever waited
   std::map<std::string, std::uint64_t> calls_begun{};  ///< by group, for transports with messages in flight
   WaitStatus wait{};
+};
+
+/// An error whose rank numbers are those of the job, as "(rank 1)" and "on rank 1": the control plane may say of each
+/// where it is in its program.
+class ErrorOfJob final : public Error {
+ public:
+  explicit ErrorOfJob(const Error& error) : Error(error) {}
 };
 
 /// The decision of the control plane about the job, as waits throw it. Its rank numbers are those of the job, for a
@@ -132,13 +140,19 @@ class RankActivity {
   /// Writes actions there too, until hide_at().
   void show_at(ShownAction& place);
   void hide_at(const ShownAction& place) noexcept;
-  void finish_step(std::int64_t steps) noexcept { steps_.store(steps, std::memory_order_relaxed); }
+  /// A step has ended. `steps`: those of the training, also of the processes before this one.
+  void finish_step(std::int64_t steps) noexcept {
+    begin_at(steps);
+    has_stepped_.store(true, std::memory_order_relaxed);
+  }
+  /// The training goes on after so many steps.
+  void begin_at(std::int64_t steps) noexcept { steps_.store(steps, std::memory_order_relaxed); }
   /// Sets the timeout of waits until the first step has ended. 0: twice the normal timeout.
   void set_first_timeout(Milliseconds timeout) noexcept {
     first_timeout_.store(timeout.count(), std::memory_order_relaxed);
   }
   [[nodiscard]] Milliseconds patience(Milliseconds timeout) const noexcept {
-    if (steps_.load(std::memory_order_relaxed) > 0) return timeout;
+    if (has_stepped_.load(std::memory_order_relaxed)) return timeout;
     const std::int64_t first = first_timeout_.load(std::memory_order_relaxed);
     return first > 0 ? Milliseconds(first) : 2 * timeout;
   }
@@ -166,6 +180,8 @@ class RankActivity {
   [[nodiscard]] RankStatus status(bool with_place);
   /// The last status of this rank, for the other ranks: with the last place set by at(), without calling the locator.
   [[nodiscard]] RankStatus goodbye();
+  /// Sets how the program ends, for the goodbye. Forgotten when the engine is called once more.
+  void ends_by(std::string how);
 
   /// Sets the verdict of the control plane: from now on every watched wait and every check() throws it as a JobVerdict.
   /// Only the first verdict counts. Any thread.
@@ -204,6 +220,9 @@ class RankActivity {
   /// Tells all ranks about an error that a transport has found and other ranks cannot see: with a control plane all
   /// ranks throw it. Any thread.
   void tell(const Error& error) const;
+  /// Tells all ranks about an error whose rank numbers are those of the job, and throws the verdict about it. Returns
+  /// if none comes within `patience`, and at once without a control plane.
+  void tell_and_await(const Error& error, Milliseconds patience) const;
 
  private:
   friend class WatchedWait;
@@ -218,6 +237,7 @@ class RankActivity {
   FlightRecorder recorder_;
   std::atomic<std::uint64_t> phase_{0};  ///< phase, model + 1, unit + 1
   std::atomic<std::int64_t> steps_{0};
+  std::atomic<bool> has_stepped_{false};  ///< in this process
   std::atomic<ActionWord> action_{0};
   std::atomic<bool> failed_{false};  ///< the action
   std::atomic<ActionText (*)(ActionWord)> reader_{nullptr};
@@ -240,6 +260,9 @@ class RankActivity {
   };
   [[nodiscard]] static std::string place_text(const Line& here);
   Line here_;
+  std::string end_{};
+  std::uint64_t end_at_ = 0;    ///< entered() then
+  std::int64_t end_after_ = 0;  ///< steps_ then
   std::shared_ptr<const std::function<void()>> waker_;
   mutable std::mutex teller_mutex_;  ///< held while teller_ is called
   std::function<void(const Error& error)> teller_;

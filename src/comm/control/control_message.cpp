@@ -161,10 +161,12 @@ void read(Reader& in, StatusMessage& message) {
 
 void write(Writer& out, const ByeMessage& message) {
   write(out, message.status);
+  out(message.status.end);
 }
 
 void read(Reader& in, ByeMessage& message) {
   read(in, message.status);
+  in(message.status.end);
 }
 
 template <class Archive, class Context>
@@ -173,13 +175,13 @@ void fields_of_context(Archive& archive, Context& context) {
 }
 
 void write(Writer& out, const VerdictMessage& message) {
-  out(slug(message.code))(message.message);
+  out(slug(message.code))(message.message)(message.of_job);
   fields_of_context(out, message.context);
 }
 
 void read(Reader& in, VerdictMessage& message) {
   std::string code;
-  in(code)(message.message);
+  in(code)(message.message)(message.of_job);
   fields_of_context(in, message.context);
   const std::optional<ErrorCode> known = code_of_slug(code);
   if (!known) return in.refuse();

@@ -62,6 +62,7 @@ struct VerdictMessage {
   ErrorCode code = ErrorCode::kAborted;
   std::string message{};
   ErrorContext context{};
+  bool of_job = false;  ///< an ErrorOfJob
 };
 /// Either way: who says it leaves in order, and this is what it has done.
 struct ByeMessage {
@@ -71,7 +72,7 @@ using ControlMessage = std::variant<ChallengeMessage, HelloMessage, WelcomeMessa
                                     StatusMessage, VerdictMessage, ByeMessage>;
 
 /// A frame: 2 bytes of version, 2 of magic, 4 of length, 1 of kind, then the fields.
-inline constexpr std::uint16_t kControlVersion = 3;  ///< changes with every change of the messages
+inline constexpr std::uint16_t kControlVersion = 4;  ///< changes with every change of the messages
 inline constexpr std::size_t kFrameHeaderBytes = 9;
 inline constexpr std::size_t kLargestFrameBytes = std::size_t{64} << 10U;
 inline constexpr std::size_t kLargestStrangersFrameBytes =

@@ -146,7 +146,8 @@ class ControlThread : public ControlPlane {
     try {
       const std::lock_guard lock(mutex_);
       if (std::exchange(told_, true)) return;  // the first error is the cause
-      to_tell_ = VerdictMessage{error.code(), error.message(), error.context()};
+      to_tell_ = VerdictMessage{error.code(), error.message(), error.context(),
+                                dynamic_cast<const ErrorOfJob*>(&error) != nullptr};
       notify(bell_->get());
     } catch (...) {  // no memory to say so
     }
@@ -314,7 +315,7 @@ class Hub final : public ControlThread {
       last = now;
       serve_ready_links(now);
       receive_guests(now);
-      if (const std::optional<VerdictMessage> told = take_told()) coordinator_.told(error_of(*told), now);
+      if (const std::optional<VerdictMessage> told = take_told()) coordinator_.told(error_of(*told), now, told->of_job);
       look_at_own(now);
       for (CoordinatorAction& action : coordinator_.tick(now)) act(action);
       ping(now);
@@ -322,7 +323,8 @@ class Hub final : public ControlThread {
     }
     // Who goes because of an error has told it a moment ago.
     for (std::size_t rank = 1; rank < links_.size(); ++rank) serve_link(rank, SteadyClock::now());
-    if (const std::optional<VerdictMessage> told = take_told()) coordinator_.told(error_of(*told), SteadyClock::now());
+    if (const std::optional<VerdictMessage> told = take_told())
+      coordinator_.told(error_of(*told), SteadyClock::now(), told->of_job);
     if (const std::optional<Error> cause = coordinator_.last_word()) decide(*cause);
     to_all(ByeMessage{activity_->goodbye()});
     linger();
@@ -373,7 +375,8 @@ class Hub final : public ControlThread {
       if (const auto* ping = std::get_if<PingMessage>(&message))
         coordinator_.seen_in(from, activity_->action_text(ping->action, ping->steps), now);
       if (const auto* status = std::get_if<StatusMessage>(&message)) coordinator_.answered(from, *status, now);
-      if (const auto* verdict = std::get_if<VerdictMessage>(&message)) coordinator_.told(error_of(*verdict), now);
+      if (const auto* verdict = std::get_if<VerdictMessage>(&message))
+        coordinator_.told(error_of(*verdict), now, verdict->of_job);
       if (auto* bye = std::get_if<ByeMessage>(&message)) goodbye = std::move(bye->status);
     });
     if (open && !goodbye) return;
@@ -425,7 +428,7 @@ class Hub final : public ControlThread {
   void decide(const Error& error) {
     if (verdict_) return;
     ZR_FAILPOINT("control.verdict");
-    verdict_ = VerdictMessage{error.code(), error.message(), error.context()};
+    verdict_ = VerdictMessage{error.code(), error.message(), error.context(), false};
     judge(error);
     to_all(*verdict_);
   }
@@ -519,7 +522,7 @@ class Leaf final : public ControlThread {
       if (!gone_) listen(now);
       if (const std::optional<VerdictMessage> told = take_told()) {
         if (!gone_) link_.send(*told);
-        judge(error_of(*told));
+        if (gone_ || !told->of_job) judge(error_of(*told));  // else rank 0 has more to say
       }
       report(now);
       miss_hub(now);

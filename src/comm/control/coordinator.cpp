@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <utility>
 
@@ -32,6 +33,11 @@ int distance_from_cause(const Error& error) {
     default:
       return 0;
   }
+}
+
+/// How an ErrorOfJob ends what it says of the call of a rank.
+std::array<std::string, 2> marks_of(int rank) {
+  return {fmt::format(" (rank {})", rank), fmt::format(" on rank {}", rank)};
 }
 
 }  // namespace
@@ -92,9 +98,40 @@ void Coordinator::left(int rank, std::optional<RankStatus> goodbye, TimePoint no
   known.samples.clear();
 }
 
-void Coordinator::told(Error error, TimePoint now) {
+void Coordinator::told(Error error, TimePoint now, bool of_job) {
   if (!told_) told_at_ = now;
-  if (!told_ || distance_from_cause(error) < distance_from_cause(*told_)) told_.emplace(std::move(error));
+  if (!told_ || distance_from_cause(error) < distance_from_cause(*told_)) {
+    told_.emplace(std::move(error));
+    told_of_job_ = of_job;
+  } else if (of_job && told_of_job_ && error.message() == told_->message()) {
+    // The same seen from the other side, which knows more of its own call: what it is named.
+    for (int rank = 0; rank < size_; ++rank) {
+      for (const std::string& mark : marks_of(rank)) {
+        if (!error.context().expected.ends_with(mark) || !told_->context().got.ends_with(mark)) continue;
+        ErrorContext context = told_->context();
+        context.got = error.context().expected;
+        Error whole(told_->code(), told_->message(), std::move(context));
+        told_.emplace(std::move(whole));
+        return;
+      }
+    }
+  }
+}
+
+Error Coordinator::with_places(const Error& error, std::uint32_t question) const {
+  ErrorContext context = error.context();
+  for (int rank = 0; rank < size_; ++rank) {
+    const Rank& known = at(rank);
+    if (known.answered < question || known.place.empty()) continue;
+    for (std::string* const side : {&context.expected, &context.got}) {
+      for (const std::string& mark : marks_of(rank)) {
+        if (!side->ends_with(mark)) continue;
+        side->insert(side->size() - (mark.ends_with(')') ? 1 : 0), " at " + known.place);
+        break;
+      }
+    }
+  }
+  return Error(error.code(), error.message(), std::move(context));
 }
 
 void Coordinator::answered(int rank, const StatusMessage& message, TimePoint now) {
@@ -374,6 +411,11 @@ void Coordinator::begin(Purpose purpose, int about, std::vector<int> circle, Tim
 
 bool Coordinator::complete(const Inquiry& inquiry, TimePoint now) const {
   if (inquiry.purpose == Purpose::kLeft && now - inquiry.since < options_.unwind) return false;
+  if (inquiry.purpose == Purpose::kTold) {
+    // Who has found it waits no longer for more, see kWordOfCause.
+    if (now - told_at_ < options_.gather) return false;
+    if (now - told_at_ >= 2 * options_.gather) return true;
+  }
   if (now - inquiry.since >= options_.answer_within) return true;
   return std::ranges::all_of(
       ranks_, [&](const Rank& rank) { return rank.gone || !rank.joined || rank.answered >= inquiry.question; });
@@ -385,6 +427,10 @@ std::vector<CoordinatorAction> Coordinator::conclude(const Inquiry& inquiry, Tim
     if (std::ranges::any_of(inquiry.circle, [&](int rank) { return !waits(rank); }) || find_circle().empty())
       return actions;
     actions.emplace_back(VerdictAction{circle_error(inquiry.circle)});
+    return actions;
+  }
+  if (inquiry.purpose == Purpose::kTold) {
+    actions.emplace_back(VerdictAction{with_places(*told_, inquiry.question)});
     return actions;
   }
   if (inquiry.purpose == Purpose::kLeft) {
@@ -423,6 +469,13 @@ std::vector<CoordinatorAction> Coordinator::tick(TimePoint now) {
   }
   if (isolation) {
     actions.emplace_back(VerdictAction{*isolation});
+  } else if (told_ && told_of_job_) {
+    if (!inquiry_ || inquiry_->purpose != Purpose::kTold) {
+      begin(Purpose::kTold, 0, {}, now, actions);
+    } else if (complete(*inquiry_, now)) {
+      const Inquiry inquiry = *std::exchange(inquiry_, std::nullopt);
+      actions = conclude(inquiry, now);
+    }
   } else if (told_) {
     if (distance_from_cause(*told_) == 0 || now - told_at_ >= options_.gather)
       actions.emplace_back(VerdictAction{*told_});

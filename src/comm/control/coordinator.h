@@ -66,7 +66,9 @@ class Coordinator {
   /// A rank ends with this error. Where it is only what that rank saw of another one, the other's own word may be on
   /// its way: so the cause is the first error of the best class (a rank's own; a mismatch; a loss; a deadline) within a
   /// moment.
-  void told(Error error, TimePoint now);
+  /// `of_job`: an ErrorOfJob. Its verdict says of each rank in it where that is in its program, and calls each call as
+  /// the rank does that makes it.
+  void told(Error error, TimePoint now, bool of_job = false);
   /// What has been told so far, for a rank 0 that ends itself and can wait for nothing better.
   [[nodiscard]] const std::optional<Error>& last_word() const { return told_; }
 
@@ -99,7 +101,7 @@ class Coordinator {
     std::deque<Sample> samples{};  ///< of its wait, unchanged since
     std::uint64_t noted_wait = 0;  ///< the last one that a line was written about
   };
-  enum class Purpose : std::uint8_t { kNote, kTimeout, kCircle, kLeft };
+  enum class Purpose : std::uint8_t { kNote, kTimeout, kCircle, kLeft, kTold };
   /// Where is everybody? For a line or a verdict.
   struct Inquiry {
     Purpose purpose;
@@ -145,6 +147,8 @@ class Coordinator {
   [[nodiscard]] static std::string first_of(std::vector<std::string> texts);
   /// "ranks 0, 1 wait for barrier#5 at train.py:33".
   [[nodiscard]] std::string crowd_text(const std::string& call, const std::vector<int>& ranks) const;
+  /// An ErrorOfJob with the lines of its ranks, as far as they have answered that question.
+  [[nodiscard]] Error with_places(const Error& error, std::uint32_t question) const;
   [[nodiscard]] Error circle_error(const std::vector<int>& circle) const;
 
   int size_;
@@ -152,6 +156,7 @@ class Coordinator {
   std::vector<Rank> ranks_;
   std::optional<Inquiry> inquiry_{};
   std::optional<Error> told_{};
+  bool told_of_job_ = false;
   TimePoint told_at_{};  ///< the first time
   std::uint32_t questions_ = 0;
   TimePoint asked_{};

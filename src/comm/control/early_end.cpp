@@ -33,9 +33,11 @@ std::string last_seen(const RankStatus& last) {
 }  // namespace
 
 EarlyEnd early_end(const RankStatus& last, int waiting, const RankStatus& waits) {
-  EarlyEnd end{
-      .text = fmt::format("left early: it ended {}, while rank {} {}", end_of(last), waiting, describe_phase(waits)),
-      .hint = last_seen(last)};
+  EarlyEnd end{.text = fmt::format("left early: it ended {}{}, while rank {} {}",
+                                   last.end.empty() ? "" : "by " + last.end + ", ", end_of(last), waiting,
+                                   describe_phase(waits)),
+               .hint = last.end.empty() ? last_seen(last) : "look at the output of that rank"};
+  if (!last.end.empty()) return end;  // no guess where it is known
   if (last.phase != Phase::kBetweenSteps || last.step == 0)
     return end;  // it never trained, or not to the end of a step
   if (is_in_step(waits.phase)) {

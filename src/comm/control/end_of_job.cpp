@@ -5,15 +5,38 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace zeroth {
 namespace {
 
 /// What transports say of a rank that has stopped the job.
 constexpr std::string_view kStopped = " stopped the job: ";
+
+constexpr std::string_view kWho = "; who: ";
+
+/// The error whose what() has this text behind its code.
+Error parsed(ErrorCode code, std::string_view text) {
+  ErrorContext context;
+  std::string message;
+  std::string* part = &message;
+  for (const auto& [name, field] :
+       {std::pair("; where: ", &context.where), std::pair("; who: ", &context.who),
+        std::pair("; which: ", &context.which), std::pair("; expected: ", &context.expected),
+        std::pair("; got: ", &context.got), std::pair("; hint: ", &context.hint)}) {
+    const std::size_t end = text.find(name);
+    if (end == std::string_view::npos) continue;
+    *part = text.substr(0, end);
+    text.remove_prefix(end + std::string_view(name).size());
+    part = field;
+  }
+  *part = text;
+  return Error(code, std::move(message), std::move(context));
+}
 
 /// A rank throws it because of what another one did.
 bool is_about_others(ErrorCode code) {
@@ -29,10 +52,20 @@ Error end_of_job(int rank, const Error& error) {
   const std::string own = fmt::format("rank {}", rank);
   const bool of_another = !who.empty() && who != own && !who.starts_with(own + "/");
   if (judged || heard || of_another || is_about_others(error.code())) return error;
-  return Error(ErrorCode::kAborted, fmt::format("{}{}{}", own, kStopped, error.what()));
+  return Error(ErrorCode::kAborted, fmt::format("{}{}{}", own, kStopped, detail::without_who(error.what())),
+               {.who = who});
 }
 
 namespace detail {
+
+std::string without_who(std::string text) {
+  const std::size_t begin = text.find(kWho);
+  if (begin == std::string::npos) return text;
+  std::size_t end = text.size();
+  for (const std::string_view next : {"; which: ", "; expected: ", "; got: ", "; hint: "})
+    end = std::min(end, text.find(next, begin + kWho.size()));
+  return text.erase(begin, end - begin);
+}
 
 bool is_own_error(const Error& error) noexcept {
   return !is_about_others(error.code()) && error.code() != ErrorCode::kAborted &&
@@ -59,9 +92,10 @@ Error cause_of_stop(const Error& stopped) {
     const bool passed_on =
         code == ErrorCode::kAborted && text.starts_with("rank ") && text.find(kStopped) != std::string_view::npos;
     if (!passed_on && !(code && is_about_others(*code))) break;
-    cause = Error(*code, std::string(text));
+    cause = parsed(*code, text);
   }
-  return cause;
+  if (cause.code() != ErrorCode::kAborted) return cause;
+  return Error(cause.code(), without_who(cause.message()), cause.context());
 }
 
 }  // namespace detail

@@ -11,6 +11,9 @@ namespace zeroth::detail {
 /// with the words of rank 1. What is an error of rank 1's own stays as it is.
 [[nodiscard]] Error cause_of_stop(const Error& stopped);
 
+/// The text of an error without the field that says who, for an error that has one of its own.
+[[nodiscard]] std::string without_who(std::string text);
+
 /// Whether an error is of the rank that throws it, not of what it saw of another one.
 [[nodiscard]] bool is_own_error(const Error& error) noexcept;
 /// An error of the rank's own, with the action of a pipeline that it ended.

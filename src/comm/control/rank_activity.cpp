@@ -105,6 +105,15 @@ void RankActivity::tell(const Error& error) const {
   if (teller_) teller_(error);
 }
 
+void RankActivity::tell_and_await(const Error& error, Milliseconds patience) const {
+  {
+    const std::lock_guard lock(teller_mutex_);
+    if (!teller_) return;
+    teller_(ErrorOfJob(error));
+  }
+  await_verdict(patience);
+}
+
 RankStatus RankActivity::status(bool with_place) {
   RankStatus status;
   const std::uint64_t phase = phase_.load(std::memory_order_relaxed);
@@ -153,7 +162,15 @@ RankStatus RankActivity::goodbye() {
   RankStatus last = status(false);
   const std::lock_guard lock(mutex_);
   last.place = place_text(here_);
+  if (entered() == end_at_ && last.step == end_after_) last.end = end_;
   return last;
+}
+
+void RankActivity::ends_by(std::string how) {
+  const std::lock_guard lock(mutex_);
+  end_ = std::move(how);
+  end_at_ = entered();
+  end_after_ = steps_.load(std::memory_order_relaxed);
 }
 
 void RankActivity::judge(const Error& error) {

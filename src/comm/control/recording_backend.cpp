@@ -1,3 +1,5 @@
+#include "comm/control/watched.h"
+
 #include <zeroth/comm/control_plane.h>
 #include <zeroth/comm/decorators.h>
 
@@ -103,7 +105,12 @@ void RecordingBackend::wait_until(const std::function<bool()>& predicate, const 
     inner().wait_until(predicate, context);
     recorder.end(ticket);
   } catch (const Error& error) {
-    if (control_ && error.code() == ErrorCode::kMismatch) control_->tell(error);
+    if (error.code() != ErrorCode::kMismatch || !control_) throw;
+    if (inner().size() == activity_->size()) {  // its ranks are the job's
+      activity_->tell_and_await(activity_->dated(error), detail::kWordOfCause);
+    } else {
+      control_->tell(error);
+    }
     throw;
   }
 }

@@ -4,7 +4,9 @@
 #include <zeroth/comm/factory.h>
 #include <zeroth/comm/rank_activity.h>
 
+#include <cstddef>
 #include <memory>
+#include <span>
 #include <vector>
 
 namespace zeroth::detail {
@@ -31,6 +33,12 @@ class Watched {
     if (activity_) activity_->tell(mismatch);
     throw Error(mismatch);
   }
+  /// What the ranks of a group see of each other's calls. `members`: world ranks of the group. Where they are the whole
+  /// job, all ranks throw it in the same words, with the lines of their programs, if there is a control plane.
+  [[noreturn]] void throw_mismatch(const Error& mismatch, std::span<const int> members) const {
+    if (activity_ && is_job(members)) activity_->tell_and_await(activity_->dated(mismatch), kWordOfCause);
+    throw Error(mismatch);
+  }
   /// See RankActivity::dated().
   [[nodiscard]] Error dated(const Error& error) const { return activity_ ? activity_->dated(error) : error; }
   /// How long a wait may take now.
@@ -43,6 +51,14 @@ class Watched {
   }
 
  private:
+  /// Whether the members have the numbers of the job's ranks, and are all of them.
+  [[nodiscard]] bool is_job(std::span<const int> members) const {
+    for (std::size_t rank = 0; rank < members.size(); ++rank) {
+      if (job_rank(members[rank]) != static_cast<int>(rank)) return false;
+    }
+    return members.size() == static_cast<std::size_t>(activity_->size());
+  }
+
   std::shared_ptr<RankActivity> activity_;
   std::vector<int> ranks_;
 };

@@ -199,7 +199,9 @@ class MessageGroup {
       const CallDescriptor& theirs = all[static_cast<std::size_t>(peer)];
       if (same_call(call_, theirs)) [[likely]]
         continue;
-      throw mismatch_error({call_, rank()}, {theirs, peer}, size(), links_.where_group(), links_.tag_names());
+      const Error mismatch =
+          mismatch_error({call_, rank()}, {theirs, peer}, size(), links_.where_group(), links_.tag_names());
+      job().watched.throw_mismatch(mismatch, links_.members());
     }
     return all;
   }

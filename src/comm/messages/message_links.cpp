@@ -40,7 +40,7 @@ std::string MessageLinks::watched_as() const {
 void MessageLinks::throw_if_aborted() const {
   const std::lock_guard lock(job_->mutex);
   if (job_->abort_text.empty()) return;
-  throw Error(ErrorCode::kAborted, "this rank stopped the job: " + job_->abort_text,
+  throw Error(ErrorCode::kAborted, "this rank stopped the job: " + detail::without_who(job_->abort_text),
               {.where = where_group(), .who = who()});
 }
 
@@ -127,14 +127,14 @@ void MessageLinks::throw_named(const Error& error, Waiting& waiting, int peer, c
   if (context.who.empty()) context.who = who();
   if (context.which.empty()) context.which = meaning_of(about, tag_names_);
   if (context.expected.empty())
-    context.expected = fmt::format("{} with rank {} of group={}", text_of(about), peer, name_);
+    context.expected = fmt::format("{} with rank {} of group={}", text_of(about, tag_names_), peer, name_);
   throw Error(error.code(), error.message(), std::move(context));
 }
 
 WaitReport MessageLinks::report_of(const Deadline& deadline, int peer, const CallDescriptor& about) const {
   const std::string meaning = meaning_of(about, tag_names_);
   return {.group = name_,
-          .call = text_of(about) + (meaning.empty() ? "" : ", " + meaning),
+          .call = text_of(about, tag_names_) + (meaning.empty() ? "" : ", " + meaning),
           .ranks = {job_->watched.job_rank(member(peer))},
           .calls_of = between_two(about) ? "" : watched_as(),
           .sequence = about.sequence,
@@ -153,7 +153,8 @@ void MessageLinks::check_wait(Waiting& waiting, int peer, const CallDescriptor& 
            {.where = where_group(),
             .who = who(),
             .which = meaning_of(about, tag_names_),
-            .expected = between_two(about) ? text_of(about) : fmt::format("{} from rank {}", text_of(about), peer),
+            .expected = between_two(about) ? text_of(about, tag_names_)
+                                           : fmt::format("{} from rank {}", text_of(about, tag_names_), peer),
             .got = "nothing",
             .hint = "that rank computes longer than the timeout, hangs, or takes another path"});
   waiting.owed.sleeps_for(job_->watched.job_rank(member(peer)));

@@ -1,5 +1,7 @@
 #include "comm/mpi/mpi_world.h"
 
+#include "comm/control/end_of_job.h"
+
 #include <zeroth/base/deadline.h>
 #include <zeroth/base/error.h>
 #include <zeroth/base/failpoint.h>
@@ -314,7 +316,8 @@ void MpiWorld::listen() {
   // Bytes that may still come must not come into memory that is gone.
   if (!requests.empty()) new std::string(std::move(text));
   has_told_ = true;
-  stop(fmt::format("rank {} stopped the job: {}", from, requests.empty() ? text : "its text has not come"));
+  stop(fmt::format("rank {} stopped the job: {}", from,
+                   requests.empty() ? detail::without_who(text) : "its text has not come"));
   throw_if_stopped();
 }
 

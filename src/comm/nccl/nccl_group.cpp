@@ -1,5 +1,6 @@
 #include "comm/nccl/nccl_group.h"
 
+#include "comm/control/end_of_job.h"
 #include "comm/device_buffers.h"
 #include "comm/matched_calls.h"
 #include "comm/nccl/nccl_calls.h"
@@ -96,7 +97,7 @@ void NcclJob::abort(std::string_view text) noexcept {
 
 void NcclJob::throw_aborted(std::string_view where, std::string_view who) const {
   const std::lock_guard lock(mutex_);
-  throw Error(ErrorCode::kAborted, "this rank stopped the job: " + abort_text_,
+  throw Error(ErrorCode::kAborted, "this rank stopped the job: " + detail::without_who(abort_text_),
               {.where = std::string(where), .who = std::string(who)});
 }
 

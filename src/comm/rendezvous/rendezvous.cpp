@@ -3,6 +3,7 @@
 #include "comm/rendezvous/rendezvous_messages.h"
 #include "comm/rendezvous/unix_socket.h"
 
+#include <zeroth/base/ended_ranks.h>
 #include <zeroth/base/failpoint.h>
 #include <zeroth/base/interrupt.h>
 
@@ -38,6 +39,17 @@ void notice(const RendezvousSpec& spec, NoticeClock& clock, FunctionRef<std::str
                                     : spec.hint));
 }
 
+/// kPeerLost if a rank has ended that the others still wait for.
+std::optional<Error> never_comes(const RendezvousSpec& spec) {
+  if (!spec.is_job) return std::nullopt;
+  const std::optional<std::string> gone = rank_that_never_came(spec.job, spec.rank, spec.size);
+  if (!gone) return std::nullopt;
+  ErrorContext context = context_of(spec);
+  context.expected = fmt::format("all {} ranks", spec.size);
+  context.hint = kNeverCameHint;
+  return Error(ErrorCode::kPeerLost, *gone, std::move(context));
+}
+
 class Host {
  public:
   Host(const RendezvousSpec& spec, FunctionRef<void()> check) : spec_(spec), check_(check) {}
@@ -61,6 +73,7 @@ class Host {
       check_();
       if (deadline.passed())
         refuse(ErrorCode::kTimeout, "not all ranks came: missing " + missing_ranks(result), result);
+      if (const std::optional<Error> gone = never_comes(spec_)) refuse(*gone, result);
       notice(spec_, clock, [&] { return missing_ranks(result); });
       wait_for_guests(listener->get());
       for (UniqueFd guest = accept_if_ready(listener->get()); guest; guest = accept_if_ready(listener->get())) {
@@ -160,8 +173,12 @@ class Host {
 
   /// Tells everybody who has come, and throws.
   [[noreturn]] void refuse(ErrorCode code, const std::string& text, const Rendezvous& result) const {
+    refuse(Error(code, text, context_of(spec_)), result);
+  }
+  [[noreturn]] void refuse(const Error& error, const Rendezvous& result) const {
+    const std::string& text = error.message();
     Welcome answer;
-    answer.code = static_cast<std::int32_t>(code);
+    answer.code = static_cast<std::int32_t>(error.code());
     std::memcpy(answer.text.data(), text.data(), std::min(text.size(), answer.text.size() - 1));
     const auto tell = [&answer](const UniqueFd& guest) {
       if (guest) [[maybe_unused]]
@@ -169,7 +186,7 @@ class Host {
     };
     std::ranges::for_each(result.connections, tell);
     std::ranges::for_each(waiting_, tell);
-    throw Error(code, text, context_of(spec_));
+    throw Error(error);
   }
 
   const RendezvousSpec& spec_;
@@ -185,6 +202,7 @@ Rendezvous join_as_guest(const RendezvousSpec& spec, FunctionRef<void()> check) 
   bool alone = true;
   const auto impatient = [&] {
     check();
+    if (const std::optional<Error> gone = never_comes(spec)) throw Error(*gone);
     if (alone) notice(spec, clock, [] { return std::string("rank 0"); });
     ZR_CHECK(!deadline.passed(), ErrorCode::kTimeout, "rank 0 did not gather all ranks in time", context_of(spec));
   };

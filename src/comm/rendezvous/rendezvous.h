@@ -41,6 +41,7 @@ struct RendezvousSpec {
   NoticeTimes notices{};
   std::function<void(std::string_view)> say{};  ///< gets notices while ranks do not come; unset: it waits in silence
   std::string hint{};                           ///< for a notice: what to do
+  bool is_job = false;  ///< the ranks are those of the launcher's job, who may know of one that will not come
 };
 
 struct Rendezvous {

@@ -1,6 +1,7 @@
 #include "comm/self/self_backend.h"
 
 #include "comm/call_descriptor.h"
+#include "comm/control/end_of_job.h"
 #include "comm/matched_calls.h"
 #include "comm/shm/peers.h"
 #include "comm/started_points.h"
@@ -121,7 +122,7 @@ class SelfBackend final : public CommBackend {
   static void throw_if_aborted(Job& job, const std::string& group) {
     if (job.control.first_abort.load() == 0) return;
     const std::lock_guard lock(job.mutex);
-    throw Error(ErrorCode::kAborted, "rank 0 stopped the job: " + job.abort_text,
+    throw Error(ErrorCode::kAborted, "rank 0 stopped the job: " + detail::without_who(job.abort_text),
                 {.where = "comm.self group=" + group, .who = "rank 0/1"});
   }
 

@@ -164,7 +164,7 @@ WaitContext SharedMemoryEngine::context_of(const Points& points) const {
     if (first == nullptr) first = &point;
   }
   if (first == nullptr) return waited;
-  waited.what = text_of(first->own);
+  waited.what = text_of(first->own, tag_names_);
   if (waited.ranks.size() > 1) waited.what += fmt::format(", and {} more", waited.ranks.size() - 1);
   waited.names_ranks = true;
   waited.unit = meaning_of(first->own, tag_names_);
@@ -371,7 +371,7 @@ void SharedMemoryEngine::throw_if_given_up(const Point& point) {
               {.where = fmt::format("{} group={}", where_, group_),
                .who = fmt::format("rank {}/{}", rank_, size_),
                .which = meaning_of(point.own, tag_names_),
-               .expected = text_of(point.own),
+               .expected = text_of(point.own, tag_names_),
                .hint = "look at the output of that rank: an exception ended what it was doing"});
 }
 

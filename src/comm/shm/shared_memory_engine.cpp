@@ -23,7 +23,10 @@ constexpr std::size_t kMinStagingBytes = std::size_t{64} << 10U;
 }  // namespace
 
 WaitContext SharedMemoryEngine::context_of(const CallDescriptor& call, std::vector<int> ranks) const {
-  return {.what = text_of(call), .ranks = std::move(ranks), .unit = meaning_of(call, tag_names_), .progress = {}};
+  return {.what = text_of(call, tag_names_),
+          .ranks = std::move(ranks),
+          .unit = meaning_of(call, tag_names_),
+          .progress = {}};
 }
 
 SharedMemoryEngine::SharedMemoryEngine(std::unique_ptr<SegmentExchange> exchange, std::string group, int rank,
@@ -246,8 +249,9 @@ void SharedMemoryEngine::await_posts(const CallDescriptor& descriptor) {
     const CallDescriptor& theirs = slot_of(peer, descriptor.sequence).descriptor;
     if (same_call(descriptor, theirs)) [[likely]]
       continue;
-    throw mismatch_error({descriptor, rank_}, {theirs, peer}, size_, fmt::format("{} group={}", where_, group_),
-                         tag_names_);
+    const Error mismatch = mismatch_error({descriptor, rank_}, {theirs, peer}, size_,
+                                          fmt::format("{} group={}", where_, group_), tag_names_);
+    peers_->watched().throw_mismatch(mismatch, world_ranks_);
   }
   ZR_FAILPOINT_OF("shm.*.mid", name_of(descriptor.kind));
 }

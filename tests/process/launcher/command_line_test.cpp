@@ -196,6 +196,21 @@ TEST(CommandLine, FindsProgramsAsAShellDoes) {
   EXPECT_EQ(job.wait().out, "[0] second\n");
 }
 
+TEST(CommandLine, ABareNameMayBeAProgramOfTheWorkingDirectory) {
+  const Scratch scratch;
+  scratch.file("tool", "#!/bin/sh\necho here\n", 0755);
+  scratch.file("text", "no program\n", 0644);
+  const std::filesystem::path before = std::filesystem::current_path();
+  std::filesystem::current_path(scratch.path(""));
+  Job job({"-q", "-n", "1", "tool"});
+  EXPECT_EQ(job.wait().out, "[0] here\n");
+  scratch.file("bin/tool", "#!/bin/sh\necho path\n", 0755);
+  Job first({"-q", "-n", "1", "tool"}, {.environment = {{"PATH", scratch.path("bin") + ":/bin"}}});
+  EXPECT_EQ(first.wait().out, "[0] path\n") << "PATH comes first";
+  expect_refusal({{"-n", "2", "text"}, 77, {"cannot start text: Permission denied"}});
+  std::filesystem::current_path(before);
+}
+
 TEST(CommandLine, RefusesMoreRanksThanFilesCanBeOpened) {
   expect_refusal({{"-n", "200", "true"}, 71, {"[RESOURCE]", "too many open files", "64"}}, {.descriptor_limit = 64});
 }

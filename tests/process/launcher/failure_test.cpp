@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <sstream>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -180,6 +181,26 @@ TEST(Failure, TheLastErrorLineIsPartOfTheReport) {
   EXPECT_EQ(result.exit_code, 78);
   EXPECT_THAT(result.err, EndsWith("zeroth-run: rank 1" + pid_text(pids.at(1)) + "exited with code 78: " + error +
                                    "; the other 2 ranks were ended.\n"));
+}
+
+TEST(Failure, TheLastLineOfARankThatDoesNotExplainItselfIsPartOfTheReport) {
+  Job job({"-q", "-n", "2", "/bin/sh", "-c", "[ $RANK = 0 ] && exec sleep 30; echo first >&2; echo bye >&2; exit 3"});
+  const JobResult result = job.wait(kEndDeadline);
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.err, HasSubstr(" exited with code 3, its last line of stderr: bye; the other rank was ended.\n"));
+}
+
+TEST(Failure, RanksCanReadWhichOthersHaveEndedWell) {
+  const std::string waits =
+      "while ! grep -q '^1 ' $ZEROTH_ENDED_RANKS; do sleep 0.02; done; cat $ZEROTH_ENDED_RANKS; echo $ZEROTH_JOB_ID";
+  Job job({"-q", "-n", "2", "--no-prefix", "/bin/sh", "-c", "[ $RANK = 1 ] && exit 0; " + waits});
+  const JobResult result = job.wait(kEndDeadline);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  std::istringstream lines(result.out);
+  std::string job_word, id, size, rank, pid, code, same;
+  lines >> job_word >> id >> size >> rank >> pid >> code >> same;
+  EXPECT_EQ(job_word + " " + size + " " + rank + " " + code, "job 2 1 0");
+  EXPECT_EQ(id, same);
 }
 
 TEST(Failure, RanksThatFailBeforeTheLastIsStartedAreReportedInFull) {

@@ -172,6 +172,15 @@ TEST_F(SeveralHosts, TheFirstCauseIsNamedWithItsHost) {
                 " on h2) exited with code 78: ZEROTH ERROR [CONFIG] no such key; the other 3 ranks were ended.\n");
 }
 
+TEST_F(SeveralHosts, RanksOfOtherHostsHearWhoHasEndedWell) {
+  const std::string waits = "while ! grep -q '^1 ' $ZEROTH_ENDED_RANKS; do sleep 0.02; done; cat $ZEROTH_ENDED_RANKS";
+  Job job(hosts.arguments({"-q", "--hosts", "h1,h2"}, {"/bin/sh", "-c", "[ $RANK = 1 ] && exit 0; " + waits}),
+          hosts.setup());
+  const JobResult result = job.wait(kPatience);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, ::testing::ContainsRegex("1 [0-9]+ 0 h2\n"));
+}
+
 TEST_F(SeveralHosts, AnAgentThatDiesIsAHostThatIsLost) {
   Job job(hosts.probe({"--hosts", "h1:2,h2:2"}, {"wait", "ignore", "child"}), hosts.setup());
   auto pids = job.wait_for("READY", 4);

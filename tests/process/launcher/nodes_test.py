@@ -289,6 +289,32 @@ class Nodes(unittest.TestCase):
         self.assert_waited(other, rf"waiting for the head at 127\.0\.0\.1:\d+ {refused}", range(5, 6), late_s)
         self.assert_waited(other, rf"\[LAUNCH\] the head did not answer {refused}", range(6, 7), late_s)
 
+    def test_a_port_that_says_nothing_takes_no_longer_than_the_time_that_is_given(self) -> None:
+        with socket.create_server(("127.0.0.1", self.port)):
+            began = time.monotonic()
+            other = self.node(1, options=("--connect-timeout", "1.5"))
+            self.assertEqual(other.code(), 69)
+            lasted = time.monotonic() - began
+        self.assertRegex(other.err, r"the head did not answer for \d s: whoever listens there says nothing;.*; hint: ")
+        self.assertLess(lasted, 4.0)
+
+    def test_a_secret_that_others_may_read_and_a_closed_output_are_warned_of(self) -> None:
+        path = self.stage.folder / "secret"
+        path.write_text(SECRET)
+        for mode, warned in ((0o644, True), (0o600, False)):
+            path.chmod(mode)
+            options = ("--connect-timeout", "0.3", "--rdzv-secret-file", str(path))
+            other = self.node(1, options=options)
+            self.assertEqual(other.code(), 69)
+            warning = f"warning: other users may read or change the secret: {path} has mode 644; hint: chmod 600"
+            self.assertEqual(warning in other.err, warned, other.err)
+        closed = self.stage.run(
+            "-n", "1", "sh", "-c", "echo lost; echo kept >&2", prefix=("sh", "-c", '"$@" >&-', "sh")
+        )
+        self.assertEqual((closed.code(), closed.out), (0, ""), closed.err)
+        self.assertEqual(closed.err.count("warning: standard output is closed: what the ranks write there is lost"), 1)
+        self.assertIn("[0] kept\n", closed.err)
+
     def test_another_secret_is_a_stranger(self) -> None:
         head = self.node(0)
         wrong = self.node(1, secret="another secret of enough bytes")

@@ -151,7 +151,8 @@ TEST(Output, AFullDiskUnderTheFilesIsSaidAndTheJobGoesOn) {
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_THAT(result.out, HasSubstr("[0] one\n"));
   EXPECT_THAT(result.out, HasSubstr("[0] two\n"));
-  EXPECT_THAT(result.out + result.err, HasSubstr("No space left on device; this file is incomplete"));
+  EXPECT_THAT(result.err, HasSubstr("zeroth-run: [IO] cannot write " + scratch.path("logs/rank0.stdout.log") +
+                                    ": No space left on device; this file is incomplete\n"));
 }
 
 TEST(Output, AReaderThatDoesNotReadStopsNeitherSupervisionNorSignals) {

@@ -53,7 +53,8 @@ std::vector<ControlMessage> one_of_each() {
           a_status(),
           VerdictMessage{.code = ErrorCode::kMismatch,
                          .message = "ranks wait for each other",
-                         .context = {.where = "a", .who = "b", .which = "c", .expected = "d", .got = "e", .hint = "f"}},
+                         .context = {.where = "a", .who = "b", .which = "c", .expected = "d", .got = "e", .hint = "f"},
+                         .of_job = true},
           ByeMessage{a_status().status}};
 }
 
@@ -132,7 +133,7 @@ TEST(ControlMessage, WhatIsNoMessageIsRefused) {
 TEST(ControlMessage, AnotherVersionIsNamed) {
   std::vector<std::byte> bytes = encode(PingMessage{});
   bytes[0] = std::byte{1};
-  EXPECT_THAT(decode(bytes).why, HasSubstr("it speaks version 1 of the control plane, this process version 3: all "
+  EXPECT_THAT(decode(bytes).why, HasSubstr("it speaks version 1 of the control plane, this process version 4: all "
                                            "ranks must run the same build of Zeroth"));
 }
 

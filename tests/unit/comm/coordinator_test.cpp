@@ -60,6 +60,10 @@ class Situation {
   void several_threads(int rank) { states_[rank].status.one_thread = false; }
   void mute(int rank) { muted_.push_back(rank); }
   void tell(ErrorCode code, const std::string& text) { coordinator_.told(Error(code, text), now_); }
+  void tell_of_job(const std::string& expected, const std::string& got) {
+    coordinator_.told(Error(ErrorCode::kMismatch, "different calls", {.expected = expected, .got = got}), now_, true);
+  }
+  void ends_by(int rank, const std::string& how) { states_[rank].status.end = how; }
   void leave(int rank, const std::string& trouble = "") {
     coordinator_.left(rank, std::nullopt, now_, trouble);
     mute(rank);
@@ -352,9 +356,10 @@ TEST(Coordinator, ALostRankThatNobodyAwaitsIsNoError) {
 }
 
 /// Rank 2 has finished three steps and left; the others wait for it in `phase` after as many.
-Situation left_after_three_steps(Phase phase) {
+Situation left_after_three_steps(Phase phase, const std::string& how = "") {
   Situation job(3);
   job.compute(2, Phase::kBetweenSteps, 3);
+  job.ends_by(2, how);
   job.last_call(2, "all_reduce#5 of world/engine1, ended 0.1 s ago");
   job.leave_in_order(2);
   for (const int rank : {0, 1}) {
@@ -407,6 +412,40 @@ TEST(Coordinator, ARankThatLeavesBeforeOrInAStepHasNoFewerBatches) {
     EXPECT_THAT(job.verdict->what(),
                 AllOf(HasSubstr(text), Not(HasSubstr("batch")), HasSubstr("see where that rank returned")));
   }
+}
+
+TEST(Coordinator, WhereItIsKnownHowARankEndedNothingIsGuessed) {
+  Situation job = left_after_three_steps(Phase::kForward, "sys.exit(7) at train.py:9 in main");
+  job.run(Milliseconds{2'000});
+  ASSERT_TRUE(job.verdict);
+  EXPECT_THAT(
+      job.verdict->what(),
+      AllOf(HasSubstr("left early: it ended by sys.exit(7) at train.py:9 in main, after 3 steps, while rank 0 is"),
+            Not(HasSubstr("batch"))));
+  EXPECT_EQ(job.verdict->context().hint, "look at the output of that rank");
+}
+
+TEST(Coordinator, RanksInDifferentCallsHearTheirLinesAndNames) {
+  Situation job(12);
+  job.compute(0, Phase::kSyncPoint, 3, "train.py:7 in main");
+  job.compute(11, Phase::kSyncPoint, 3, "train.py:9 in main");
+  job.compute(1, Phase::kSyncPoint, 3, "train.py:11 in main");
+  job.tell_of_job("step() on rank 11", "barrier() on rank 0");
+  job.run(Milliseconds{50});
+  job.tell_of_job("barrier() \"A\" on rank 0", "step() on rank 11");
+  EXPECT_FALSE(job.verdict) << "the other one may know more";
+  job.run(Milliseconds{300});
+  ASSERT_TRUE(job.verdict);
+  EXPECT_EQ(job.verdict->context().expected, "step() on rank 11 at train.py:9 in main");
+  EXPECT_EQ(job.verdict->context().got, "barrier() \"A\" on rank 0 at train.py:7 in main");
+  Situation silent(2);
+  silent.compute(0, Phase::kSyncPoint, 3, "train.py:7 in main");
+  silent.mute(1);
+  silent.tell_of_job("barrier#1 \"A\" (rank 0)", "barrier#1 \"B\" (rank 1)");
+  silent.run(Milliseconds{400});
+  ASSERT_TRUE(silent.verdict) << "in less than ranks wait for it";
+  EXPECT_EQ(silent.verdict->context().expected, "barrier#1 \"A\" (rank 0 at train.py:7 in main)");
+  EXPECT_EQ(silent.verdict->context().got, "barrier#1 \"B\" (rank 1)");
 }
 
 TEST(Coordinator, WhatATransportKnowsForCertainWaitsForNoGrace) {

@@ -57,6 +57,24 @@ TEST(EndOfJob, AStopForALossIsTheLoss) {
             "[ABORTED] rank 1 stopped the job: [MODEL] no loss");
 }
 
+TEST(EndOfJob, ItSaysOnceWho) {
+  const Error own(ErrorCode::kModel, "no loss", {.where = "a", .who = "rank 1/4, step 4 (forward)", .hint = "b"});
+  const Error end = end_of_job(1, own);
+  EXPECT_STREQ(end.what(),
+               "[ABORTED] rank 1 stopped the job: [MODEL] no loss; where: a; hint: b; who: rank 1/4, step 4 (forward)");
+  EXPECT_EQ(end.context().who, "rank 1/4, step 4 (forward)");
+  // What the transport says of a loss: who saw it is that rank, also once this one has added itself.
+  const Error loss(ErrorCode::kPeerLost, "rank 0 was killed",
+                   {.where = "a", .who = "rank 2/4, step 4 (backward)", .expected = "b; c", .hint = "d"});
+  const Error cause = detail::cause_of_stop(
+      Error(ErrorCode::kAborted, std::string("rank 2 stopped the job: ") + loss.what(), {.who = "rank 1/4"}));
+  EXPECT_STREQ(cause.what(), loss.what());
+  EXPECT_EQ(cause.context().who, "rank 2/4, step 4 (backward)");
+  EXPECT_STREQ(RankActivity(1, 4).dated(cause).what(), loss.what());
+  EXPECT_EQ(detail::without_who("[IO] full; who: rank 1/2"), "[IO] full");
+  EXPECT_EQ(detail::without_who("[IO] full; hint: look"), "[IO] full; hint: look");
+}
+
 TEST(EndOfJob, AStopForAnErrorOfTheRanksOwnStays) {
   for (const std::string message :
        {"rank 1 stopped the job: [MODEL] no loss", "rank 1 stopped the job: [ABORTED] the data has run out",

@@ -392,7 +392,7 @@ TEST_F(ReceptionTest, AnOlderRankIsToldApart) {
   std::string why;
   const ForkClosedFd socket = connect_tcp(address(), Deadline(kLong), why);
   ASSERT_EQ(::send(socket.get(), hello.data(), hello.size(), MSG_NOSIGNAL), static_cast<ssize_t>(hello.size()));
-  EXPECT_THAT(refused(1), HasSubstr("it speaks version 1 of the control plane, this process version 3: all ranks must "
+  EXPECT_THAT(refused(1), HasSubstr("it speaks version 1 of the control plane, this process version 4: all ranks must "
                                     "run the same build of Zeroth"));
 }
 

@@ -120,7 +120,8 @@ TEST(Peers, WhoWasStoppedForALossSaysTheLoss) {
   job->controls[0].first_abort.store(2);
   const Error error = job->wait_for_nothing();
   EXPECT_EQ(error.code(), ErrorCode::kPeerLost);
-  EXPECT_EQ(error.message(), "rank 2 was killed; who: rank 1/3");
+  EXPECT_EQ(error.message(), "rank 2 was killed");
+  EXPECT_EQ(error.context().who, "rank 1/3");
 }
 
 TEST(Peers, ARankTellsWhomItHasLostFirst) {

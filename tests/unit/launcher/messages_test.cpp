@@ -67,7 +67,7 @@ TEST(Frames, RefuseWhatIsNoStreamOfOurs) {
   EXPECT_THAT(parse(std::string(100, '\0'), 50), HasSubstr("not from zeroth-run"));
   EXPECT_THAT(parse(preface(2)), HasSubstr("another version of zeroth-run"));
   EXPECT_THAT(parse(preface() + std::string("\0\0\0\0\0", 5)), HasSubstr("a message of no known kind"));
-  EXPECT_THAT(parse(preface() + std::string("\0\0\0\0\x10", 5)), HasSubstr("a message of no known kind"));
+  EXPECT_THAT(parse(preface() + std::string("\0\0\0\0\x11", 5)), HasSubstr("a message of no known kind"));
   EXPECT_THAT(parse(preface() + std::string("\1\0\2\0\5", 5)), HasSubstr("a message is too long"));
   EXPECT_THAT(parse(preface() + std::string("\xff\xff\xff\xff\2", 5)),
               HasSubstr("at most 8388608 bytes; got: 4294967295"));
@@ -126,6 +126,8 @@ TEST(Messages, AreReadBack) {
   EXPECT_EQ(end.rank, 3);
   EXPECT_EQ(end.status.signal, 9);
   EXPECT_TRUE(end.status.core_dumped);
+  const std::vector<EndedRank> ended{{.rank = 3, .pid = 7, .exit_code = 75, .host = "h1"}, {.rank = 4, .pid = 8}};
+  EXPECT_EQ(decode_ended_ranks(encode(ended)), ended);
   const std::string payload = encode(Output{.rank = 2, .stream = Stream::kErr, .bytes = std::string_view("a\0b", 3)});
   EXPECT_EQ(decode_output(payload).bytes, std::string_view("a\0b", 3));
   EXPECT_EQ(decode_output(payload).stream, Stream::kErr);
