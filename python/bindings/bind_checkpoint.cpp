@@ -146,6 +146,7 @@ void bind_checkpoint(py::module_& module) {
       },
       py::arg("folder"), NoGil());
   module.def("read_manifest", &read_manifest, py::arg("checkpoint"), NoGil());
+  module.def("why_torn", &why_torn, py::arg("checkpoint"), NoGil());
   module.def("find_damage", &find_damage, py::arg("checkpoint"), NoGil());
   module.def(
       "prune_checkpoints",

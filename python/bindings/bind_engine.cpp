@@ -561,7 +561,7 @@ void bind_engine(py::module_& module) {
            "True when the save has ended, well or not. Never blocks; ranks may differ until wait() or the next save.")
       .def("wait", &SaveHandle::wait, NoGil(),
            "Collective and blocking: returns the path when the checkpoint is on the disk. Raises the error of the save "
-           "on all ranks.")
+           "on all ranks, once; \"\" if an earlier call has raised it.")
       .def("finish", &SaveHandle::finish, NoGil(),
            "Blocks until the save has ended, on this rank only. Tells nothing and raises nothing.");
 

@@ -21,10 +21,10 @@ PyObject* error_type = nullptr;
 PyObject* config_error_type = nullptr;
 
 /// See _ending.stay_on_top(). It is not there yet while the package is imported.
-void prepare_the_end() {
+void prepare_the_end(const char* text) {
   PyObject* const module = PyDict_GetItemString(PyImport_GetModuleDict(), "zeroth._ending");
   if (module == nullptr || PyObject_HasAttrString(module, "stay_on_top") == 0) return;
-  const py::object done = py::reinterpret_steal<py::object>(PyObject_CallMethod(module, "stay_on_top", nullptr));
+  const py::object done = py::reinterpret_steal<py::object>(PyObject_CallMethod(module, "stay_on_top", "s", text));
   if (!done) PyErr_Clear();
 }
 
@@ -44,7 +44,7 @@ py::object to_python(PyObject* type, const Error& error) {
   instance.attr("expected") = context.expected;
   instance.attr("got") = context.got;
   instance.attr("hint") = context.hint;
-  prepare_the_end();
+  prepare_the_end(error.what());
   return instance;
 }
 

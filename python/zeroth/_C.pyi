@@ -269,6 +269,9 @@ def list_checkpoints(folder: str) -> list[tuple[int, str]]:
 def read_manifest(checkpoint: str) -> Manifest:
     """Raises Error CHECKPOINT, IO."""
 
+def why_torn(checkpoint: str) -> str:
+    """Why it is not whole, "" if it is: its manifest, its files and their sizes, also those of the one that it refers to."""
+
 def find_damage(checkpoint: str) -> list[Damage]:
     """Reads all of a checkpoint whose manifest is whole. Blocks. Raises Error CHECKPOINT, IO."""
 
@@ -925,7 +928,7 @@ class SaveHandle:
 
     def wait(self) -> str:
         """Collective and blocking: returns the path when the checkpoint is on the disk. Raises the error of the save on
-        all ranks."""
+        all ranks, once; "" if an earlier call has raised it."""
 
     def finish(self) -> None:
         """Blocks until the save has ended, on this rank only. Tells nothing and raises nothing."""

@@ -36,15 +36,20 @@ def install() -> None:
         sys.excepthook = _Hook(sys.excepthook)
 
 
-def stay_on_top() -> None:
+def stay_on_top(error: str = "") -> None:
     """Wraps the hook of torch's init_process_group(), which is set whenever a group is made. It prints what the earlier
     hooks print, but returns, so the exit code would be 1. Called for each engine, each step, and each Error that comes
-    to Python: so also for the one that ends the script."""
+    to Python: so also for the one that ends the script. `error`: the text of that Error. A script may catch it and end:
+    then it is what the other ranks hear, unless the engine was called once more."""
+    if error and not error.startswith(_OF_OTHERS):
+        for world in list(_worlds):
+            world.ends_by(f"an exit after the script had caught {error[:_LONGEST]}")
     if getattr(sys.excepthook, "__module__", "") == _TORCH:
         install()
 
 
 _TORCH = "torch.distributed.distributed_c10d"
+_OF_OTHERS = ("[ABORTED]", "[MISMATCH]", "[PEER_LOST]", "[TIMEOUT]")
 
 
 def follow(world: _C.World) -> None:

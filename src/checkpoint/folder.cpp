@@ -92,6 +92,8 @@ void remove_own(const std::string& folder) noexcept {
 /// Temporary folders whose save has ended: nobody holds the lock.
 void remove_leftovers(const std::string& folder) {
   for (const std::string& name : names_in(folder)) {
+    // Of a job that was killed. One of a living job would only leave LATEST, a hint, as it was.
+    if (name.starts_with(std::string(kLatest) + std::string(kTemporary))) ::unlink((fs::path(folder) / name).c_str());
     const std::size_t mark = std::min(name.find(kTemporary), name.find(kTrash));
     if (mark == std::string::npos || moment_of(std::string_view(name).substr(0, mark)).step < 0) continue;
     const std::string path = (fs::path(folder) / name).string();
@@ -126,12 +128,28 @@ void make_folders(const std::string& folder) {
   for (const fs::path& path : missing) detail::sync_folder(path.parent_path().string());
 }
 
+/// In which of its own files a checkpoint is torn; "" if in none.
+std::string torn_file(const std::string& checkpoint, const Manifest& manifest) {
+  for (const CheckpointFile& file : manifest.files) {
+    const std::string path = (fs::path(checkpoint) / file.name).string();
+    struct stat about{};
+    if (::lstat(path.c_str(), &about) != 0) return path + " " + (errno == ENOENT ? "is missing" : errno_text(errno));
+    if (!S_ISREG(about.st_mode)) return path + " is no regular file";
+    if (static_cast<std::uint64_t>(about.st_size) != file.bytes)
+      return path + " has " + std::to_string(about.st_size) + " bytes instead of " + std::to_string(file.bytes);
+  }
+  return "";
+}
+
 /// One that is not whole, which no save has left, makes room. The manifest of a whole one, which stays.
 std::optional<Manifest> make_room(const std::string& checkpoint, const std::string& run) {
   std::error_code error;
   if (!fs::exists(fs::symlink_status(checkpoint, error))) return {};
   try {
-    return read_manifest(checkpoint);
+    Manifest manifest = read_manifest(checkpoint);
+    const std::string torn = torn_file(checkpoint, manifest);
+    ZR_CHECK(torn.empty(), ErrorCode::kCheckpoint, "a checkpoint is torn", {.where = "checkpoint", .got = torn});
+    return manifest;
   } catch (const Error&) {
     const std::string trash = checkpoint + std::string(kTrash) + run;
     if (::rename(checkpoint.c_str(), trash.c_str()) != 0)
@@ -280,6 +298,18 @@ std::pair<std::string, Manifest> base_of(const std::string& checkpoint, const Ma
   return {path, std::move(base)};
 }
 
+std::string why_torn(const std::string& checkpoint) {
+  try {
+    const Manifest manifest = read_manifest(checkpoint);
+    const std::string torn = torn_file(checkpoint, manifest);
+    if (!torn.empty() || manifest.base.name.empty()) return torn;
+    const auto [path, base] = base_of(checkpoint, manifest);
+    return torn_file(path, base);
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
 void mark_as_base(const std::string& checkpoint) {
   const std::string path = (fs::path(checkpoint) / kBaseMark).string();
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
@@ -299,13 +329,10 @@ std::vector<std::string> prune(const std::string& folder, const Retention& reten
   std::vector<std::string> old;
   int newer = 0;  // that are whole
   for (const CheckpointEntry& entry : entries) {
-    if (entry.commit < 0 || newer++ < retention.keep_last || entry.path == spared) continue;
+    // Torn: it does not count, and it stays, for it is not ours, or somebody may want to look at it.
+    if (entry.commit < 0 || !why_torn(entry.path).empty()) continue;
+    if (newer++ < retention.keep_last || entry.path == spared) continue;
     if (retention.keep_every > 0 && entry.micro_step == 0 && entry.step % retention.keep_every == 0) continue;
-    try {
-      (void)read_manifest(entry.path);
-    } catch (const Error&) {
-      continue;  // not ours, or one that somebody may want to look at
-    }
     old.push_back(entry.path);
   }
   const std::string run = detail::random_run();

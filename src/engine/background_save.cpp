@@ -83,6 +83,7 @@ void BackgroundSave::run() noexcept {
     error = error_of(caught);
   }
   pending_.reset();  // what was not committed goes
+  mark_.reset();     // rank 0 tells nobody through its own: the descriptor would last as long as the engine
   {
     const std::lock_guard lock(mutex_);
     error_ = std::move(error);

@@ -98,6 +98,7 @@ LoadReport Engine::load(const std::string& path, const LoadOptions& given) {
   require_own_weights("load()");
   return together([&] {
     sync(own_->load);
+    require_same_folder(path, communicator_, "engine.load");
     settle_save();
     report_failed_save();
     for (const auto& group : groups_) group->complete_uses();
@@ -156,13 +157,12 @@ LoadReport Engine::choose_checkpoint(const std::string& path, const LoadOptions&
     return report;
   }
   for (const CheckpointEntry& entry : list_checkpoints(path)) {
-    try {
-      (void)read_manifest(entry.path);
+    const std::string torn = why_torn(entry.path);
+    if (torn.empty()) {
       report.path = entry.path;
       return report;
-    } catch (const Error& bad) {
-      report.skipped.push_back(entry.path + ": " + bad.what());
     }
+    report.skipped.push_back(entry.path + ": " + torn);
   }
   if (options.if_any && report.skipped.empty()) return report;
   std::vector<std::string> inside;  // saves of engines that have names

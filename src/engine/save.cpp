@@ -113,6 +113,7 @@ std::string Engine::save(const std::string& folder, const SaveOptions& options) 
   require_own_weights("save()");
   return together([&] {
     sync(own_->save);
+    require_same_folder(folder, communicator_, "engine.save");
     require_same_writes();
     settle_save();
     report_failed_save();
@@ -166,7 +167,7 @@ CheckpointBase Engine::base_in(const std::string& folder, const SaveOptions& opt
   if (!fs::equivalent(path.parent_path(), fs::path(folder), error)) return {};
   if (path.filename() == checkpoint_name(committed_steps_, micro_step_)) return {};  // it would refer to itself
   try {
-    if (read_manifest(path.string()).run != frozen_base_->run) return {};
+    if (!why_torn(path.string()).empty() || read_manifest(path.string()).run != frozen_base_->run) return {};
   } catch (const Error&) {
     return {};  // it has gone: this save makes another one
   }

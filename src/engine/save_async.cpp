@@ -44,6 +44,7 @@ SaveHandle Engine::save_async(const std::string& folder, const SaveOptions& opti
   require_own_weights("save_async()");
   return together([&] {
     sync(own_->save);
+    require_same_folder(folder, communicator_, "engine.save_async");
     settle_save();
     report_failed_save();
     settle_accumulation();
@@ -129,7 +130,7 @@ void Engine::settle_save(const CommitVote& vote) {
 }
 
 void Engine::report_failed_save() {
-  if (saving_) saving_->throw_if_failed(/*again=*/false);
+  if (saving_) saving_->throw_if_failed();
 }
 
 void Engine::finish_save() noexcept {
@@ -143,7 +144,7 @@ void Engine::finish_save() noexcept {
   }
   saving_->part_from_engine();
   try {
-    saving_->throw_if_failed(/*again=*/false);
+    saving_->throw_if_failed();
   } catch (const Error& error) {
     log_.error(error.what());
   }
@@ -161,8 +162,8 @@ bool SaveHandle::done() const {
 
 const std::string& SaveHandle::wait() {
   save_->settle_together();
-  save_->throw_if_failed(/*again=*/true);
-  return save_->path();
+  save_->throw_if_failed();
+  return save_->committed_path();
 }
 
 void SaveHandle::finish() const {

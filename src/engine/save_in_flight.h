@@ -19,6 +19,8 @@ class SaveInFlight {
       : path_(std::move(path)), background_(std::move(background)), settle_together_(std::move(settle_together)) {}
 
   [[nodiscard]] const std::string& path() const { return path_; }
+  /// The path of a checkpoint that is there; "" once the save has failed. Of one that is settled.
+  [[nodiscard]] const std::string& committed_path() const { return error_ ? none_ : path_; }
   [[nodiscard]] BackgroundSave& background() { return *background_; }
   /// This rank's thread has ended, or rank 0 has told all ranks that the save has, which may come first.
   [[nodiscard]] bool has_ended() const { return settled_ || background_->has_ended(); }
@@ -44,15 +46,16 @@ class SaveInFlight {
   void settle_together() {
     if (!settled_) settle_together_();
   }
-  /// Throws what it ended with, if nobody has thrown it yet or `again`.
-  void throw_if_failed(bool again) {
-    if (!settled_ || !error_ || (told_ && !again)) return;
+  /// Throws what it ended with, if nobody has thrown it yet.
+  void throw_if_failed() {
+    if (!settled_ || !error_ || told_) return;
     told_ = true;
     throw Error(*error_);
   }
 
  private:
   std::string path_;
+  std::string none_;
   std::unique_ptr<BackgroundSave> background_;
   std::function<void()> settle_together_;
   std::function<void()> when_there_;

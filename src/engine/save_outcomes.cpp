@@ -1,5 +1,6 @@
 #include "engine/save_outcomes.h"
 
+#include "engine/odd_rank.h"
 #include "engine/texts.h"
 
 #include <zeroth/base/text.h>
@@ -10,8 +11,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <new>
 #include <random>
+#include <system_error>
 
 namespace zeroth {
 namespace {
@@ -84,6 +87,26 @@ std::string on_first_rank(const Communicator& communicator, const char* what,
   said = broadcast_text(std::move(said), 0, communicator);
   throw_if_any_failed({said}, what, 0, communicator.size());
   return files_of(said).at(0).name;
+}
+
+void require_same_folder(const std::string& folder, const Communicator& communicator, const char* where) {
+  std::error_code error;
+  std::string own = std::filesystem::absolute(folder, error).lexically_normal().string();
+  if (own.size() > 1 && own.ends_with('/')) own.pop_back();
+  const std::vector<std::string> folders = gather_texts(own, communicator);
+  std::vector<std::int64_t> digests;
+  for (const std::string& one : folders) digests.push_back(static_cast<std::int64_t>(digest64(one) >> 1U));
+  const OddRank found = find_odd_rank(digests);
+  if (found.odd < 0) return;
+  const auto rank_text = [&](int rank) {
+    return "rank " + std::to_string(rank) + " of " + std::to_string(communicator.size());
+  };
+  throw Error(ErrorCode::kMismatch, "ranks name other folders of checkpoints",
+              {.where = where,
+               .who = rank_text(found.odd),
+               .expected = folders[static_cast<std::size_t>(found.usual)] + " (" + rank_text(found.usual) + ")",
+               .got = folders[static_cast<std::size_t>(found.odd)],
+               .hint = "give every rank the same folder: a name with a time or a random number is rank 0's to choose"});
 }
 
 std::string random_run_name() {

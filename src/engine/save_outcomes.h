@@ -32,6 +32,9 @@ std::vector<Files> on_all_ranks(const Communicator& communicator, const char* wh
 /// Collective, blocks. Runs `work` on rank 0 only, and all ranks get what it returns, or throw what it throws.
 std::string on_first_rank(const Communicator& communicator, const char* what, const std::function<std::string()>& work);
 
+/// Throws kMismatch on every rank, with the odd one and both folders, if ranks name other folders. Collective, blocks.
+void require_same_folder(const std::string& folder, const Communicator& communicator, const char* where);
+
 /// The name of one save, that no other has.
 [[nodiscard]] std::string random_run_name();
 

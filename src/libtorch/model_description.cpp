@@ -1,6 +1,7 @@
 #include "libtorch/model_scan.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/text.h>
 #include <zeroth/libtorch/model_description.h>
 
 #include <algorithm>
@@ -203,6 +204,22 @@ void put_box(ParamSpec& spec, const ParameterBox& box, const at::Tensor& tensor)
   spec.box_parts_dim = box.parts_dim;
 }
 
+/// Names become keys of safetensors files.
+void require_names_for_files(const ModelDescription& model) {
+  const auto check = [](const std::string& name) {
+    ZR_CHECK(unwrapped_name(name) != "__metadata__", ErrorCode::kModel,
+             "a parameter or buffer has a name that safetensors files keep for themselves",
+             {.where = "libtorch.scan", .which = name, .hint = "give it another name: it could not be exported"});
+  };
+  for (const ParamSpec& spec : model.params) {
+    check(spec.tensor_name());
+    std::ranges::for_each(spec.aliases, check);
+  }
+  for (const NamedBuffer& buffer : model.buffers) {
+    if (buffer.persistent) check(buffer.name);
+  }
+}
+
 }  // namespace
 
 ModelDescription describe_model(const std::vector<UnitPath>& units, const std::vector<NamedParameter>& parameters,
@@ -282,6 +299,7 @@ ModelDescription describe_model(const std::vector<UnitPath>& units, const std::v
   }
   require_own_memory(model);
   model.buffers = std::move(buffers);
+  require_names_for_files(model);
   mark_repeated(model, types);
   return model;
 }

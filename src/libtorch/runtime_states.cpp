@@ -128,9 +128,32 @@ bool is_read_in_place(const at::Tensor& value, const at::Tensor& like) {
          floats(like.scalar_type());
 }
 
+/// NaN equals NaN.
+bool have_same_values(const at::Tensor& a, const at::Tensor& b) {
+  if (a.const_data_ptr() == b.const_data_ptr() && a.strides() == b.strides() && a.scalar_type() == b.scalar_type())
+    return true;
+  const at::Tensor there = b.to(a.device());
+  return a.eq(there).logical_or(a.ne(a).logical_and(there.ne(there))).all().item<bool>();
+}
+
+/// Two names of one parameter whose values are of one shape and differ; "" if there are none. The later would win.
+std::string tied_and_different(const std::vector<NamedTensor>& values,
+                               const std::map<std::string, std::size_t>& param_of) {
+  std::map<std::size_t, const NamedTensor*> first;
+  for (const NamedTensor& one : values) {
+    const auto param = param_of.find(one.first);
+    if (param == param_of.end()) continue;
+    const auto [known, fresh] = first.try_emplace(param->second, &one);
+    const auto& [name, tensor] = *known->second;
+    if (fresh || tensor.sizes() != one.second.sizes() || have_same_values(tensor, one.second)) continue;
+    return name + ", " + one.first;
+  }
+  return "";
+}
+
 /// What all ranks are to judge: rank 0's list, or that of all.
-std::string agreed_text(const std::vector<NamedTensor>& values, const Runtime::WeightLoad& how,
-                        const Communicator& communicator) {
+std::string agreed_text(const std::vector<NamedTensor>& values, const std::map<std::string, std::size_t>& param_of,
+                        const Runtime::WeightLoad& how, const Communicator& communicator) {
   const bool says = how.everywhere || communicator.rank() == 0;
   std::string own;
   if (says) {
@@ -138,6 +161,8 @@ std::string agreed_text(const std::vector<NamedTensor>& values, const Runtime::W
       return !one.second.defined() || one.second.layout() != at::kStrided || one.second.is_meta();
     });
     own = odd == values.end() ? "+" + text_of(values) : "-" + odd->first;
+    const std::string tied = odd == values.end() ? tied_and_different(values, param_of) : "";
+    if (!tied.empty()) own = "=" + tied;
     if (!how.failure.empty()) own = "!" + how.failure;
   }
   if (how.everywhere) {
@@ -147,7 +172,7 @@ std::string agreed_text(const std::vector<NamedTensor>& values, const Runtime::W
     communicator.all_gather(std::span(&mine, 1), std::span(all));
     if (const auto failed = std::ranges::find(all, -1); failed != all.end()) {
       own = broadcast_text(std::move(own), static_cast<int>(failed - all.begin()), communicator);
-      ZR_CHECK(own.starts_with("-"), ErrorCode::kIo, "weights could not be read, so nothing is changed",
+      ZR_CHECK(!own.starts_with("!"), ErrorCode::kIo, "weights could not be read, so nothing is changed",
                {.where = "libtorch.load_weights",
                 .who = "rank " + std::to_string(failed - all.begin()),
                 .got = own.substr(std::min<std::size_t>(1, own.size()))});
@@ -161,6 +186,10 @@ std::string agreed_text(const std::vector<NamedTensor>& values, const Runtime::W
   } else {
     own = broadcast_text(std::move(own), 0, communicator);
   }
+  ZR_CHECK(!own.starts_with("="), ErrorCode::kModel, "two names of one tied weight have different values",
+           {.where = "libtorch.load_weights",
+            .which = own.substr(std::min<std::size_t>(1, own.size())),
+            .hint = "give one of the names, or the same values for both: the model has one tensor there"});
   ZR_CHECK(own.starts_with("+"), ErrorCode::kModel, "a value for a weight is no dense tensor",
            {.where = "libtorch.load_weights", .which = own.substr(std::min<std::size_t>(1, own.size()))});
   return own.substr(1);
@@ -268,14 +297,13 @@ WeightReport Runtime::load_weights(const std::vector<NamedTensor>& values, const
   const at::NoGradGuard no_grad;
   return core_->together([&] {
     core_->sync(load_weights_);
-    const std::vector<Given> given = given_in(agreed_text(values, how, core_->communicator()));
-
-    // All ranks judge by the same words, before anything is changed.
     std::map<std::string, std::size_t> param_of;
     for (std::size_t param = 0; param < model_.params.size(); ++param) {
       param_of.emplace(model_.params[param].tensor_name(), param);
       for (const std::string& alias : model_.params[param].aliases) param_of.emplace(alias, param);
     }
+    // All ranks judge by the same words, before anything is changed.
+    const std::vector<Given> given = given_in(agreed_text(values, param_of, how, core_->communicator()));
     std::map<std::string, std::size_t> buffer_of;
     for (std::size_t buffer = 0; buffer < model_.buffers.size(); ++buffer) {
       const NamedBuffer& one = model_.buffers[buffer];

@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import json
 import math
+import os
 import pathlib
 import tempfile
 import unittest
@@ -37,6 +38,10 @@ def train(engine: zeroth.Engine, steps: int = 1) -> None:
 
 def names(folder: str) -> list[str]:
     return sorted(path.name for path in pathlib.Path(folder).iterdir() if path.name != "LATEST")
+
+
+def _is_link(fd: str) -> bool:
+    return os.path.islink(f"/proc/self/fd/{fd}")
 
 
 def same(one: Any, other: Any) -> bool:
@@ -91,6 +96,52 @@ class SavesAgain(Cases):
             self.assertEqual(len(self.logged("later steps")), 1 + async_)  # once an engine
             engine.close()
         self.assertEqual([entry.commit for entry in zeroth.ckpt.entries(folder)], [5])
+
+    def test_a_torn_one_is_passed_over_and_saved_again(self) -> None:
+        engine = make()
+        for _ in range(3):
+            train(engine)
+            path = engine.save(self.folder)
+        pathlib.Path(path, "rank-00000.safetensors").unlink()
+        other = make(json_log=self.log())
+        loaded = other.load(self.folder)
+        self.assertEqual((loaded.step, len(loaded.skipped)), (2, 1))
+        self.assertIn("rank-00000.safetensors is missing", self.logged("not a whole checkpoint, skipped")[0])
+        self.assertEqual(zeroth.ckpt.prune(self.folder, keep_last=1), [f"{self.folder}/step-00000001"])
+        self.assertEqual(engine.save(self.folder), path)  # the same state, whose file was missing
+        self.assertEqual(zeroth.ckpt.verify(path), [])
+        engine.close()
+        other.close()
+
+    def test_a_failure_behind_the_training_is_raised_once(self) -> None:
+        engine = make()
+        train(engine)
+        engine.save(self.folder, client_state=1)
+        handle = engine.save(self.folder, client_state=2, async_=True)
+        with self.refused("USAGE", "saved there before"):
+            engine.save(self.folder, client_state=1)
+        self.assertEqual(handle.wait(), "")
+        engine.save(self.folder, overwrite=True, async_=True).wait()
+        open_files = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_link(fd)]
+        self.assertEqual([name for name in open_files if ".mark" in name], [])
+        engine.close()
+
+    def test_tied_names_and_names_of_files(self) -> None:
+        for stage in (0, 3):
+            model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+            model[1].weight = model[0].weight
+            engine = make(model, stage)
+            one, other = torch.ones(4, 4), torch.ones(4, 4)
+            engine.load_state_dict({"0.weight": one, "1.weight": other})
+            other[0, 0] = 2
+            with self.refused("MODEL", "different values.*0.weight, 1.weight"):
+                engine.load_state_dict({"0.weight": one, "1.weight": other})
+            self.assertEqual(engine.full("0.weight").sum(), 16)  # type: ignore[union-attr]
+            engine.close()
+        odd = nn.Linear(4, 4)
+        odd.register_parameter("__metadata__", nn.Parameter(torch.ones(1)))
+        with self.refused("MODEL", "keep for themselves.*__metadata__"):
+            make(odd)
 
     def test_the_same_step_again(self) -> None:
         for stage in (0, 3):

@@ -162,6 +162,9 @@ def refusals(folder: str, stage: int, dtype: torch.dtype) -> None:
         ),
         (lambda: run.engine.save(folder, client_state={1: [print]}), "client_state[1][0] is a builtin"),
         (lambda: run.engine.save("/proc/none"), "who: rank 0 of 2"),
+        (lambda: run.engine.save(f"{folder}-{run.engine.rank}"), "ranks name other folders"),
+        (lambda: run.engine.save(f"{folder}-{run.engine.rank}", async_=True), "ranks name other folders"),
+        (lambda: run.engine.load(f"{folder}-{run.engine.rank}"), "ranks name other folders"),
     ]:
         try:
             make()

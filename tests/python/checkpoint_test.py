@@ -92,7 +92,7 @@ class Checkpoints(job.RankTest):
     def test_what_cannot_be_is_refused_on_all_ranks(self) -> None:
         calls = [("again", f"again-{stage}", stage, "bfloat16") for stage in (0, 3)]
         out = self.run_calls(2, ("refusals", "a", 3, "float32"), *calls)
-        codes = ["CHECKPOINT", "USAGE", "USAGE", "IO", "USAGE", "USAGE"]
+        codes = ["CHECKPOINT", "USAGE", "USAGE", "IO", *["MISMATCH"] * 3, "USAGE", "USAGE"]
         for rank in "01":
             said = [line.split()[-1] for line in out if f"{rank} refused " in line]
             self.assertEqual(said, codes)

@@ -133,6 +133,11 @@ def misbehave(how: str, engine: zeroth.Engine, model: nn.Module, world: zeroth.W
         raise KeyboardInterrupt
     elif how in ("exit_code", "exit_text"):
         sys.exit(7 if how == "exit_code" else "bye")
+    elif how == "caught":
+        try:
+            engine.full("no such parameter")
+        except zeroth.Error:
+            sys.exit(0)
     elif how == "abort":
         abort(world)
     elif how == "raise":

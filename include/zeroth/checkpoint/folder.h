@@ -52,6 +52,10 @@ struct CheckpointEntry {
 /// The same, with its manifest. Throws kCheckpoint if it is not there, or is another save; kIo.
 [[nodiscard]] std::pair<std::string, Manifest> base_of(const std::string& checkpoint, const Manifest& manifest);
 
+/// Why a checkpoint is not whole; "" if it is: its manifest is, every file that it names is there with its size, and so
+/// are those of the checkpoint that it refers to. It reads manifests only: the digests of files are not compared.
+[[nodiscard]] std::string why_torn(const std::string& checkpoint);
+
 /// Notes in a checkpoint that others are going to refer to it (Manifest::base): retention looks for them before it
 /// removes it. Throws kIo.
 void mark_as_base(const std::string& checkpoint);
@@ -61,9 +65,10 @@ struct Retention {
   int keep_every = 0;  ///< steps whose multiples stay as well; 0: none
 };
 
-/// Removes the checkpoints that `retention` does not keep, last commits first; never one that it cannot read, nor
-/// anything with a name that is not its own. Returns their paths, with `dry_run` those that it would remove. keep_last
-/// of 0 removes nothing. Throws kIo if the folder cannot be read.
+/// Removes the checkpoints that `retention` does not keep, last commits first. Those that are torn, see why_torn(), do
+/// not count, and stay; so the last whole one stays, too. Nor anything with a name that is not its own goes. Returns
+/// their paths, with `dry_run` those that it would remove. keep_last of 0 removes nothing. Throws kIo if the folder
+/// cannot be read.
 std::vector<std::string> prune_checkpoints(const std::string& folder, const Retention& retention, bool dry_run = false);
 
 /// What becomes of a whole checkpoint of the same step, see [Note: The same step again].

@@ -51,9 +51,10 @@ class [[nodiscard]] SaveHandle {
   [[nodiscard]] const std::string& path() const;
   /// True when the save has ended, well or not. Never blocks; ranks may differ until wait() or the next save.
   [[nodiscard]] bool done() const;
-  /// Collective, blocks: the path, when the checkpoint is on the disk under it. Throws on every rank alike, each time:
-  /// the error of the save. It does not wait for other ranks if an earlier call of all ranks has told how the save
-  /// ended, or the engine is gone; without the engine a rank knows what it has seen itself.
+  /// Collective, blocks: the path, when the checkpoint is on the disk under it. Throws on every rank alike, once:
+  /// the error of the save; if an earlier call has thrown it, the path is "". It does not wait for other ranks if an
+  /// earlier call of all ranks has told how the save ended, or the engine is gone; without the engine a rank knows what
+  /// it has seen itself.
   const std::string& wait();  // NOLINT(modernize-use-nodiscard): it may be called for the wait alone
   /// Blocks until the save has ended. On this rank only; tells nothing. For the end of a program.
   void finish() const;

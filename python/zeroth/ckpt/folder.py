@@ -73,16 +73,7 @@ def _entry(path: str, step: int) -> Entry:
             base="",
             date=_date(path),
         )
-    why = ""
-    beside = os.path.join(os.path.dirname(os.path.abspath(path)), manifest.base)
-    if manifest.base and not is_checkpoint(beside):
-        why = f"{manifest.base}, which has its frozen weights, is missing"
-    for file in manifest.files:
-        there = os.path.join(path, file.name)
-        size = os.path.getsize(there) if os.path.isfile(there) else -1
-        if size != file.bytes:
-            why = f"{file.name} {'is missing' if size < 0 else f'has {size} bytes instead of {file.bytes}'}"
-            break
+    why = _C.why_torn(path)
     return Entry(
         path=path,
         step=manifest.step,
@@ -124,8 +115,9 @@ def verify(path: str | os.PathLike[str]) -> list[_C.Damage]:
 
 def prune(folder: str | os.PathLike[str], *, keep_last: int, keep_every: int = 0, dry_run: bool = False) -> list[str]:
     """Removes all but the `keep_last` checkpoints of a folder that were committed last, and those of steps that are
-    multiples of `keep_every` (0: none), as Engine.save() does. Never one that is not whole, nor anything with a name of
-    others. The paths of what is gone, or, with `dry_run`, would go. Raises Error USAGE, IO."""
+    multiples of `keep_every` (0: none), as Engine.save() does. Those that are not whole do not count, and stay; so the
+    last whole one stays, too. Nothing with a name of others goes. The paths of what is gone, or, with `dry_run`, would
+    go. Raises Error USAGE, IO."""
     if keep_last < 1 or keep_every < 0:
         raise refused(
             "retention cannot be this",

@@ -15,6 +15,7 @@
 #include <fstream>
 #include <functional>
 #include <numeric>
+#include <random>
 #include <span>
 #include <string>
 #include <tuple>
@@ -143,6 +144,71 @@ TEST_F(ReaderTest, PruningKeepsTheNewestAndMultiples) {
   EXPECT_THAT(prune_checkpoints(folder_.string(), retention), testing::ElementsAre(path(3), path(1)));
   EXPECT_FALSE(fs::exists(path(3)));
   EXPECT_TRUE(fs::exists(path(2)));
+}
+
+/// Damages a checkpoint in one of the ways in which disks and copies do.
+void damage(const fs::path& checkpoint, unsigned way) {
+  const fs::path manifest = checkpoint / kManifestFile;
+  const fs::path file = checkpoint / rank_file_name(0);
+  switch (way % 7) {
+    case 0:
+      fs::resize_file(manifest, fs::file_size(manifest) / 2);
+      break;
+    case 1:
+      fs::remove(manifest);
+      break;
+    case 2:
+      fs::remove(file);
+      break;
+    case 3:
+      fs::resize_file(file, fs::file_size(file) - 1);
+      break;
+    case 4:
+      fs::remove_all(checkpoint);
+      fs::create_directory(checkpoint);
+      break;
+    case 5:
+      fs::remove(file);
+      fs::create_directory(file);
+      break;
+    default: {  // its end, with the number of the commit and the digest, stays
+      std::fstream stream(manifest, std::ios::in | std::ios::out | std::ios::binary);
+      stream.seekp(static_cast<std::streamoff>(fs::file_size(manifest) / 3));
+      stream.put('\x01');
+    }
+  }
+}
+
+TEST_F(ReaderTest, PruningADamagedFolderKeepsTheLastWholeOnesAndAllThatAreTorn) {
+  constexpr int kSteps = 5;
+  for (unsigned seed = 0; seed < 60; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    fs::remove_all(folder_);
+    std::mt19937 random(seed);
+    std::vector<std::string> whole;  // the last commit first
+    std::vector<std::string> torn;
+    for (std::int64_t step = 1; step <= kSteps; ++step) {
+      const std::string path = write(step);
+      const bool is_damaged = random() % 2 == 0 || (seed < 7 && step == kSteps);
+      if (is_damaged) damage(path, seed < 7 && step == kSteps ? seed : random());
+      EXPECT_EQ(why_torn(path).empty(), !is_damaged) << why_torn(path);
+      (is_damaged ? torn : whole).insert((is_damaged ? torn : whole).begin(), path);
+    }
+    const std::size_t keep = 1 + random() % 3;
+    const auto removed = prune_checkpoints(folder_.string(), {.keep_last = static_cast<int>(keep)});
+    EXPECT_EQ(removed.size(), whole.size() - std::min(keep, whole.size()));
+    for (std::size_t index = 0; index < whole.size(); ++index) EXPECT_EQ(fs::exists(whole[index]), index < keep);
+    for (const std::string& path : torn) EXPECT_TRUE(fs::exists(path)) << path;
+  }
+}
+
+TEST_F(ReaderTest, WhatAKilledJobLeftOfTheHintGoesWithTheNextSave) {
+  fs::create_directories(folder_);
+  const fs::path left = folder_ / "LATEST.tmp-0123456789abcdef";
+  std::ofstream(left) << "step-00000001";
+  (void)write(2);
+  EXPECT_FALSE(fs::exists(left));
+  EXPECT_TRUE(fs::exists(folder_ / "LATEST"));
 }
 
 TEST_F(ReaderTest, TheNewestIsTheLastCommitAlsoOfASmallerStep) {
