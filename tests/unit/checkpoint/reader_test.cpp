@@ -190,7 +190,7 @@ TEST_F(ReaderTest, PruningADamagedFolderKeepsTheLastWholeOnesAndAllThatAreTorn) 
     for (std::int64_t step = 1; step <= kSteps; ++step) {
       const std::string path = write(step);
       const bool is_damaged = random() % 2 == 0 || (seed < 7 && step == kSteps);
-      if (is_damaged) damage(path, seed < 7 && step == kSteps ? seed : random());
+      if (is_damaged) damage(path, seed < 7 && step == kSteps ? seed : static_cast<unsigned>(random()));
       EXPECT_EQ(why_torn(path).empty(), !is_damaged) << why_torn(path);
       (is_damaged ? torn : whole).insert((is_damaged ? torn : whole).begin(), path);
     }
