@@ -133,10 +133,11 @@ std::string torn_file(const std::string& checkpoint, const Manifest& manifest) {
   for (const CheckpointFile& file : manifest.files) {
     const std::string path = (fs::path(checkpoint) / file.name).string();
     struct stat about{};
-    if (::lstat(path.c_str(), &about) != 0) return path + " " + (errno == ENOENT ? "is missing" : errno_text(errno));
-    if (!S_ISREG(about.st_mode)) return path + " is no regular file";
+    if (::lstat(path.c_str(), &about) != 0)
+      return file.name + " " + (errno == ENOENT ? "is missing" : errno_text(errno));
+    if (!S_ISREG(about.st_mode)) return file.name + " is no regular file";
     if (static_cast<std::uint64_t>(about.st_size) != file.bytes)
-      return path + " has " + std::to_string(about.st_size) + " bytes instead of " + std::to_string(file.bytes);
+      return file.name + " has " + std::to_string(about.st_size) + " bytes instead of " + std::to_string(file.bytes);
   }
   return "";
 }
@@ -303,8 +304,12 @@ std::string why_torn(const std::string& checkpoint) {
     const Manifest manifest = read_manifest(checkpoint);
     const std::string torn = torn_file(checkpoint, manifest);
     if (!torn.empty() || manifest.base.name.empty()) return torn;
+    std::error_code error;
+    if (!fs::exists(base_path(checkpoint, manifest), error))
+      return manifest.base.name + ", which has its frozen weights, is missing";
     const auto [path, base] = base_of(checkpoint, manifest);
-    return torn_file(path, base);
+    const std::string of_base = torn_file(path, base);
+    return of_base.empty() ? "" : manifest.base.name + "/" + of_base;
   } catch (const Error& error) {
     return error.what();
   }

@@ -29,6 +29,17 @@ std::string text_of(const std::exception_ptr& failure) {
   }
 }
 
+/// The same, for the job to end with.
+Error error_of(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const Error& error) {
+    return error;
+  } catch (...) {
+    return {ErrorCode::kInternal, "an update failed in its middle: " + text_of(failure), {.where = "engine.step"}};
+  }
+}
+
 /// The error is of the calls between ranks: no further call will come through.
 bool is_of_ranks(const std::exception_ptr& failure) {
   try {
@@ -83,9 +94,7 @@ void Engine::settle_update(const std::exception_ptr& failure) {
   } else if (!failure) {
     return;
   } else if (world() > 1 && !is_of_ranks(failure)) {
-    communicator_.backend().abort(
-        Error(ErrorCode::kAborted, "an update failed in its middle: " + cause,
-              {.where = "engine.step", .who = "rank " + std::to_string(rank()) + "/" + std::to_string(world())}));
+    communicator_.backend().abort(error_of(failure));
   }
   forget_gradients();
   early_->terms.reset();

@@ -280,7 +280,7 @@ void require_files_fit(const ShardGroups& groups, const EngineSettings& settings
   std::vector<std::string> folders = settings.storage.folders;
   folders.insert(folders.end(), settings.storage.parameter_folders.begin(), settings.storage.parameter_folders.end());
   std::map<dev_t, std::uint64_t> room;  // by file system
-  bool known = true;
+  bool known = !folders.empty();        // without any, and for one that is not there, there are errors of their own
   for (const std::string& folder : folders) {
     struct stat about{};
     struct statvfs facts{};
@@ -288,34 +288,46 @@ void require_files_fit(const ShardGroups& groups, const EngineSettings& settings
     if (known) room[about.st_dev] = std::uint64_t{facts.f_bavail} * facts.f_frsize;
   }
   std::uint64_t free = 0;
-  for (const auto& [_, bytes] : room) free += bytes;
+  std::string disks;
+  for (const auto& [device, bytes] : room) {
+    free += bytes;
+    disks += std::to_string(device) + " ";
+  }
   constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max();
-  if (!known) free = kMost;  // a folder that is not there has an error of its own
+  if (!known) free = kMost;
   std::uint64_t need = 0;
   for (const auto& group : groups)
     need += group->planned_files(states, settings.micro_steps, settings.storage.stripe_bytes);
-  const std::array<std::int64_t, 2> own{static_cast<std::int64_t>(need),
-                                        static_cast<std::int64_t>(std::min(free, kMost))};
+  enum : std::size_t { kNeed, kFree, kDisks, kWords };
+  const std::array<std::int64_t, kWords> own{static_cast<std::int64_t>(need),
+                                             static_cast<std::int64_t>(std::min(free, kMost)),
+                                             static_cast<std::int64_t>(digest64(disks) >> 1U)};
   std::vector<std::int64_t> all(own.size() * static_cast<std::size_t>(communicator.size()));
   communicator.all_gather(std::span<const std::int64_t>(own), std::span(all));
+  const auto word = [&all](int rank, std::size_t which) {
+    return all[kWords * static_cast<std::size_t>(rank) + which];
+  };
   int first = 0;
   for (const int ranks : communicator.backend().node_sizes()) {
-    std::int64_t needed = 0;
-    std::int64_t there = std::numeric_limits<std::int64_t>::max();
     for (int rank = first; rank < first + ranks; ++rank) {
-      needed += all[2 * static_cast<std::size_t>(rank)];
-      there = std::min(there, all[2 * static_cast<std::size_t>(rank) + 1]);
+      std::int64_t needed = 0;
+      int sharing = 0;
+      for (int other = first; other < first + ranks; ++other) {
+        if (word(other, kDisks) != word(rank, kDisks)) continue;
+        needed += word(other, kNeed);
+        ++sharing;
+      }
+      if (needed <= word(rank, kFree)) continue;
+      throw Error(ErrorCode::kIo, "the folders of files have no room for the states of all ranks that share them",
+                  {.where = "engine.plan",
+                   .who = "rank " + std::to_string(rank) + "/" + std::to_string(communicator.size()),
+                   .which = broadcast_text(zeroth::join(folders, ":"), rank, communicator),
+                   .expected = format_bytes(static_cast<std::uint64_t>(needed)) + " free, for " +
+                               std::to_string(sharing) + (sharing == 1 ? " rank" : " ranks of this host"),
+                   .got = format_bytes(static_cast<std::uint64_t>(word(rank, kFree))) + " free",
+                   .hint = "name a folder on a larger disk, or several separated by ':'; or lower "
+                           "offload_optimizer.ratio"});
     }
-    ZR_CHECK(needed <= there, ErrorCode::kIo, "the folders of files have no room for the states of all ranks of a host",
-             {.where = "engine.plan",
-              .who = "rank " + std::to_string(first) + "/" + std::to_string(communicator.size()) +
-                     (ranks > 1 ? " and the " + std::to_string(ranks - 1) + " after it" : ""),
-              .which = zeroth::join(folders, ":"),
-              .expected = format_bytes(static_cast<std::uint64_t>(needed)) + " free, of which this rank takes " +
-                          format_bytes(need),
-              .got = format_bytes(static_cast<std::uint64_t>(there)) + " free",
-              .hint = "name a folder on a larger disk, or several separated by ':'; or lower "
-                      "offload_optimizer.ratio"});
     first += ranks;
   }
 }

@@ -267,9 +267,18 @@ TEST(Checkpoint, TornOnesAreSkippedWithTheReasonAndTheNewestWholeOneIsLoaded) {
     require(report.skipped[0].find("a manifest is torn") != std::string::npos, report.skipped[0]);
   };
   (void)train_toy(other);
-  // One whose files are torn is found when it is read: named, not loaded.
+  // One whose files are torn is none either. By its own name it is refused.
   fs::resize_file(folder.step(4) + "/rank-00001.safetensors", 1000);
-  EXPECT_THAT(load_error(training_of(2, 2), folder.text()),
+  ToyTraining older = training_of(2, 2);
+  older.first_step = 3;
+  older.at_start = [&](Engine& engine, ToyModel&) {
+    const LoadReport report = engine.load(folder.text());
+    require(report.manifest.step == 3, "the newest whole one");
+    require(report.skipped.size() == 3 && report.skipped[2].find("rank-00001.safetensors") != std::string::npos,
+            report.skipped.back());
+  };
+  (void)train_toy(older);
+  EXPECT_THAT(load_error(training_of(2, 2), folder.step(4)),
               AllOf(HasSubstr("a file of the checkpoint is torn"), HasSubstr("rank-00001.safetensors")));
 }
 

@@ -126,9 +126,9 @@ TEST(SaveAsync, AnEarlierOneIsWaitedForByLoadAndTheStepHasOneState) {
 TEST(SaveAsync, OfSomethingThatCannotBeIsRefusedAtOnceOnAllRanks) {
   ToyTraining training = odd_training(1, 2, DType::kFloat32);
   const std::vector<std::byte> three(3);
+  const CheckpointFolder folder;
   training.after_step = [&](Engine& engine, ToyModel&, const StepResult& result) {
     if (result.step != 1) return;
-    const CheckpointFolder folder;
     for (const auto& [path, extras, expected] :
          {std::tuple{std::string("/proc/none"), std::vector<ExtraTensor>{}, "could not be begun"},
           {folder.text(),

@@ -184,7 +184,7 @@ def check_beside_an_engine(world: zeroth.World, mesh: zeroth.Mesh) -> None:
 def check_mismatch(mesh: zeroth.Mesh) -> None:
     """The last call: no group of the job outlives it."""
     dp = mesh.axis("dp")
-    with refused("MISMATCH", "expected: all_reduce.*label [45].*got: all_reduce.*label [45]"):
+    with refused("MISMATCH", "expected: all_reduce.*tag [45].*got: all_reduce.*tag [45]"):
         dp.all_reduce(torch.ones(2), tag=4 + dp.rank)
 
 

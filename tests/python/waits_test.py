@@ -368,7 +368,7 @@ class Waits(unittest.TestCase):
             "exit_code": rf"sys\.exit\(7\){place}",
             "exit_text": rf'sys\.exit\("bye"\){place}',
             "interrupt": f"KeyboardInterrupt{place}",
-            "caught": r"an exit after the script had caught \[\w+\] .*no such parameter.*",
+            "caught": r"an exit after the script had caught \[\w+\] .*optimizer has no state_dict.*",
         }
         for case in cases("says how it ends"):
             with self.subTest(case):

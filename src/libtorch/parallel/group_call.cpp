@@ -131,7 +131,8 @@ void with_name_of(const RankGroup& group, const CallName& name, const at::Tensor
     call();
     return;
   } catch (const Error& error) {
-    if (typeid(error) != typeid(Error)) {  // the verdict about the job names its cause
+    // The verdict about the job names its cause; of other calls it knows what a transport saw, and not the user's call.
+    if (typeid(error) != typeid(Error) && error.code() != ErrorCode::kMismatch) {
       if (name.is_backward && group.rethrow()) group.rethrow()(error);
       throw;
     }

@@ -105,7 +105,7 @@ TEST(Options, WhatIsWrongIsOneLine) {
       {{"doctor", "-n", "0"}, "1 to 128"},
       {{"doctor", "-n", "129"}, "1 to 128"},
       {{"doctor", "-n", "two"}, "'two'"},
-      {{"doctor", "-n"}, "1 required"},
+      {{"doctor", "-n"}, "has no value"},
       {{"doctor", "--hosts", "a", "--hostfile", "b"}, "--hostfile and --hosts together"},
       {{"doctor", "--hosts", "a:x"}, "--hosts:1:3"},
       {{"doctor", "--hosts", ""}, "--hosts"},
