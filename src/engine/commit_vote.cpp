@@ -55,8 +55,8 @@ struct Said {
   std::int64_t digest = 0;
 };
 
-/// Ranks of the job, of the first group of `all` in which they differ.
-OddRank find_odd_of_groups(std::vector<Said> all) {
+/// Ranks of the job, of the first color of `all` in which they differ.
+OddRank find_odd_of_colors(std::vector<Said> all) {
   while (!all.empty()) {
     const int color = all.front().color;
     std::vector<int> ranks;
@@ -70,6 +70,15 @@ OddRank find_odd_of_groups(std::vector<Said> all) {
     const OddRank found = find_odd_rank(digests);
     if (found.odd < 0) continue;
     return {.usual = ranks[static_cast<std::size_t>(found.usual)], .odd = ranks[static_cast<std::size_t>(found.odd)]};
+  }
+  return {};
+}
+
+/// The first shard group in which ranks differ.
+OtherWrites find_other(std::vector<std::vector<Said>> said) {
+  for (std::size_t group = 0; group < said.size(); ++group) {
+    const OddRank found = find_odd_of_colors(std::move(said[group]));
+    if (found.odd >= 0) return {.usual = found.usual, .odd = found.odd, .group = static_cast<int>(group)};
   }
   return {};
 }
@@ -162,20 +171,14 @@ CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicat
   const OddRank odd = find_odd_rank(hypers);
   vote.usual_groups_rank = odd.usual;
   vote.other_groups_rank = odd.odd;
-  for (std::size_t group = 0; group < trains.size() && vote.other_trains_rank < 0; ++group) {
-    const OddRank found = find_odd_of_groups(std::move(trains[group]));
-    if (found.odd < 0) continue;
-    vote.usual_trains_rank = found.usual;
-    vote.other_trains_rank = found.odd;
-    vote.other_trains_group = static_cast<int>(group);
-  }
-  for (std::size_t group = 0; group < writes.size() && vote.other_writes_rank < 0; ++group) {
-    const OddRank found = find_odd_of_groups(std::move(writes[group]));
-    if (found.odd < 0) continue;
-    vote.usual_writes_rank = found.usual;
-    vote.other_writes_rank = found.odd;
-    vote.other_writes_group = static_cast<int>(group);
-  }
+  const OtherWrites other_trains = find_other(std::move(trains));
+  vote.usual_trains_rank = other_trains.usual;
+  vote.other_trains_rank = other_trains.odd;
+  vote.other_trains_group = other_trains.group;
+  const OtherWrites other_writes = find_other(std::move(writes));
+  vote.usual_writes_rank = other_writes.usual;
+  vote.other_writes_rank = other_writes.odd;
+  vote.other_writes_group = other_writes.group;
   return vote;
 }
 
@@ -190,17 +193,15 @@ OtherWrites compare_writes(const std::vector<std::int64_t>& digests, const Commu
   const auto world = static_cast<std::size_t>(communicator.size());
   std::vector<std::int64_t> all(digests.size() * world);
   communicator.all_gather(std::span<const std::int64_t>(digests), std::span(all));
+  std::vector<std::vector<Said>> said(digests.size());
   for (std::size_t group = 0; group < digests.size(); ++group) {
-    std::vector<Said> said;
     for (std::size_t rank = 0; rank < world; ++rank) {
-      said.push_back({.rank = static_cast<int>(rank),
-                      .color = color_of(groups, group, rank),
-                      .digest = all[rank * digests.size() + group]});
+      said[group].push_back({.rank = static_cast<int>(rank),
+                             .color = color_of(groups, group, rank),
+                             .digest = all[rank * digests.size() + group]});
     }
-    const OddRank found = find_odd_of_groups(std::move(said));
-    if (found.odd >= 0) return {.usual = found.usual, .odd = found.odd, .group = static_cast<int>(group)};
   }
-  return {};
+  return find_other(std::move(said));
 }
 
 std::int64_t digest_of(const std::vector<bool>& trains) {
@@ -211,6 +212,36 @@ std::int64_t digest_of(const std::vector<bool>& trains) {
 
 namespace {
 
+/// The ranks of a shard group, and one value a parameter of each.
+template <class Value>
+class OfMembers {
+ public:
+  /// Of the group that rank `one` is in.
+  OfMembers(const OwnTerms& own, int one, int world) : own_(own) {
+    const auto color = [&own](int rank) { return own.colors[static_cast<std::size_t>(rank)]; };
+    for (int rank = 0; rank < world; ++rank) {
+      if (color(rank) == color(one)) members_.push_back(rank);
+    }
+  }
+  [[nodiscard]] bool has_own_rank() const { return std::ranges::find(members_, own_.rank) != members_.end(); }
+  /// Blocking, on ranks of the group.
+  void gather(std::span<const Value> mine) {
+    params_ = mine.size();
+    all_.resize(params_ * members_.size());
+    own_.communicator.all_gather(mine, std::span(all_));
+  }
+  [[nodiscard]] std::span<const Value> of(int rank) const {
+    const auto member = static_cast<std::size_t>(std::ranges::find(members_, rank) - members_.begin());
+    return std::span<const Value>(all_).subspan(params_ * member, params_);
+  }
+
+ private:
+  const OwnTerms& own_;
+  std::vector<int> members_;  // ranks of the job, by rank of the group
+  std::size_t params_ = 0;
+  std::vector<Value> all_;
+};
+
 /// kMismatch, on the ranks of the shard group with the first parameter that one of two ranks trains and the other does
 /// not.
 [[noreturn]] void throw_other_trainability(const CommitVote& vote, const OwnTerms& own, int world) {
@@ -218,29 +249,19 @@ namespace {
       .where = "engine.step",
       .who = "rank " + std::to_string(vote.other_trains_rank) + "/" + std::to_string(world),
       .hint = "set requires_grad alike on all ranks, say with layers drawn from one seed; nothing was updated"};
-  std::vector<int> members;  // ranks of the job, by rank of the group
-  for (int rank = 0; rank < world; ++rank) {
-    if (own.colors[static_cast<std::size_t>(rank)] == own.colors[static_cast<std::size_t>(vote.other_trains_rank)])
-      members.push_back(rank);
-  }
-  if (std::ranges::find(members, own.rank) == members.end()) {
+  OfMembers<std::uint8_t> members(own, vote.other_trains_rank, world);
+  if (!members.has_own_rank()) {
     context.expected = "what rank " + std::to_string(vote.usual_trains_rank) + " trains";
     throw Error(ErrorCode::kMismatch, "ranks train different parameters", std::move(context));
   }
-  const std::size_t params = own.trains.size();
-  std::vector<std::uint8_t> mine(own.trains.begin(), own.trains.end());
-  std::vector<std::uint8_t> all(params * members.size());
-  own.communicator.all_gather(std::span<const std::uint8_t>(mine), std::span(all));
-  const auto of = [&](int rank) {
-    const auto member = static_cast<std::size_t>(std::ranges::find(members, rank) - members.begin());
-    return std::span<const std::uint8_t>(all).subspan(params * member, params);
-  };
-  const std::span<const std::uint8_t> usual = of(vote.usual_trains_rank);
+  const std::vector<std::uint8_t> mine(own.trains.begin(), own.trains.end());
+  members.gather(mine);
+  const std::span<const std::uint8_t> usual = members.of(vote.usual_trains_rank);
   const auto index =
-      static_cast<std::size_t>(std::ranges::mismatch(usual, of(vote.other_trains_rank)).in1 - usual.begin());
-  ZR_ASSERT(index < params, "ranks' digests of what they train differ but their lists do not");
+      static_cast<std::size_t>(std::ranges::mismatch(usual, members.of(vote.other_trains_rank)).in1 - usual.begin());
+  ZR_ASSERT(index < mine.size(), "ranks' digests of what they train differ but their lists do not");
   const auto says = [&](int rank) {
-    return std::string(of(rank)[index] != 0 ? "trainable" : "frozen") + " (rank " + std::to_string(rank) + ")";
+    return std::string(members.of(rank)[index] != 0 ? "trainable" : "frozen") + " (rank " + std::to_string(rank) + ")";
   };
   context.which = own.params[index].name;
   context.expected = says(vote.usual_trains_rank);
@@ -257,25 +278,16 @@ void throw_other_writes(const OtherWrites& found, const OwnTerms& own, int world
                            "write alike on all ranks, or give the values of one rank to all: "
                            "engine.load_state_dict(state) takes rank 0's, engine.gathered(parameter, "
                            "modify_on=rank) that rank's; nothing was changed"};
-  std::vector<int> members;  // ranks of the job, by rank of the group
-  for (int rank = 0; rank < world; ++rank) {
-    if (own.colors[static_cast<std::size_t>(rank)] == own.colors[static_cast<std::size_t>(found.odd)])
-      members.push_back(rank);
-  }
+  OfMembers<std::int64_t> members(own, found.odd, world);
   constexpr const char* kText = "a script wrote other values to parameters on one rank than on others";
-  if (std::ranges::find(members, own.rank) == members.end()) {
+  if (!members.has_own_rank()) {
     context.expected = "what rank " + std::to_string(found.usual) + " wrote";
     throw Error(ErrorCode::kMismatch, kText, std::move(context));
   }
   const std::size_t params = own.writes.size();
-  std::vector<std::int64_t> all(params * members.size());
-  own.communicator.all_gather(std::span<const std::int64_t>(own.writes), std::span(all));
-  const auto of = [&](int rank) {
-    const auto member = static_cast<std::size_t>(std::ranges::find(members, rank) - members.begin());
-    return std::span<const std::int64_t>(all).subspan(params * member, params);
-  };
-  const std::span<const std::int64_t> usual = of(found.usual);
-  const std::span<const std::int64_t> odd = of(found.odd);
+  members.gather(own.writes);
+  const std::span<const std::int64_t> usual = members.of(found.usual);
+  const std::span<const std::int64_t> odd = members.of(found.odd);
   std::vector<std::string> names;
   std::size_t first = params;
   for (std::size_t param = 0; param < params; ++param) {
