@@ -36,12 +36,7 @@ void Engine::discard_gradients() {
   had_backward_ = false;
   micro_step_ = 0;
   early_->is_torn = early_->is_torn || vote.updated_rank >= 0;
-  if (early_->is_delayed) {
-    std::exception_ptr failure;
-    update_guarded(failure, [this] { (void)finish_delayed_update(); });
-    publish_guarded(failure);
-    settle_update(failure);
-  }
+  end_delayed_update();
   forget_gradients();
   require_committed(vote, {});
   if (vote.keeping_rank >= 0) throw_not_all_discard(vote, world());

@@ -162,12 +162,19 @@ void Engine::delay_update(UpdateTerms terms) {
   early_->is_delayed = true;
 }
 
-bool Engine::finish_delayed_update() {
-  if (!early_->is_delayed) return false;
+void Engine::finish_delayed_update() {
+  if (!early_->is_delayed) return;
   for (const auto& group : groups_) group->update_held(*early_->terms);
   early_->terms.reset();
   early_->is_delayed = false;
-  return true;
+}
+
+void Engine::end_delayed_update() {
+  if (!early_->is_delayed) return;
+  std::exception_ptr failure;
+  update_guarded(failure, [this] { finish_delayed_update(); });
+  publish_guarded(failure);
+  settle_update(failure);
 }
 
 bool Engine::has_delayed_update() const {
@@ -182,10 +189,7 @@ void Engine::flush_update() {
     sync(own_->flush);
     for (const auto& group : groups_) group->complete_uses();
     communicator_.barrier("flush_update()");
-    std::exception_ptr failure;
-    update_guarded(failure, [this] { (void)finish_delayed_update(); });
-    publish_guarded(failure);
-    settle_update(failure);
+    end_delayed_update();
   });
 }
 

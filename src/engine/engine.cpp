@@ -597,7 +597,7 @@ StepResult Engine::finish_step(bool idle, int micro_steps) {
   early_->is_torn = vote.updated_rank >= 0;  // until it is committed
   std::exception_ptr failure;
   bool changed = early_->is_delayed;
-  update_guarded(failure, [this] { (void)finish_delayed_update(); });
+  update_guarded(failure, [this] { finish_delayed_update(); });
   if (vote.refused() && changed) {
     publish_guarded(failure);
     settle_update(failure);

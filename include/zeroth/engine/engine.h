@@ -507,8 +507,10 @@ class Engine {
   void settle_update(const std::exception_ptr& failure);
   /// The verdict on a step is there: keeps its gradients for the next step.
   void delay_update(UpdateTerms terms);
-  /// Updates what no backward has updated of the step before. True if there was a delayed update.
-  bool finish_delayed_update();
+  /// Updates what no backward has updated of the step before, if an update was delayed.
+  void finish_delayed_update();
+  /// The same outside of a step, for all ranks together, of an update that was delayed: published and settled.
+  void end_delayed_update();
   /// Completes all sums of the step, then runs the vote of all ranks.
   CommitVote cast_vote(bool idle, bool discards);
   [[nodiscard]] OwnTerms own_terms(int shard_group) const;
