@@ -29,6 +29,7 @@ _STORAGE = (
     "share_memory_",
     "tolist",
 )
+_TYPED = ("__getitem__", "_getitem", "_share_memory_", "share_memory_", "tolist")
 _TENSOR = ("set_", "share_memory_", "tolist")
 
 
@@ -57,13 +58,9 @@ def _asking(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def guard() -> None:
     """Once a process, before the first engine whose parameters are gathered."""
-    for holder, names in ((torch.UntypedStorage, _STORAGE), (torch.Tensor, _TENSOR)):
+    doors = ((torch.UntypedStorage, _STORAGE), (torch.TypedStorage, _TYPED), (torch.Tensor, _TENSOR))
+    for holder, names in doors:
         for name in names:
-            method = getattr(holder, name)
-            if not getattr(method, "_of_zeroth", False):
+            method = getattr(holder, name, None)  # torch's private ones may go
+            if method is not None and not getattr(method, "_of_zeroth", False):
                 setattr(holder, name, _asking(method))
-    typed = torch.TypedStorage
-    for name in ("__getitem__", "_getitem", "tolist", "_share_memory_", "share_memory_"):
-        method = getattr(typed, name, None)
-        if method is not None and not getattr(method, "_of_zeroth", False):
-            setattr(typed, name, _asking(method))

@@ -54,7 +54,6 @@ class CaptureLevel final : public EngineHook {
     if (!engine || grads.empty() || !grads[0].defined() || !is_captured()) return grads;
     return at_level(grads, GradientLevel::scale_outside() / engine->scale_inside(), engine);
   }
-  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override { refuse_compiled_autograd(); }
 
  private:
   [[nodiscard]] bool is_captured() const {
@@ -78,7 +77,6 @@ class LeafLevel final : public EngineHook {
     if (task_ != torch::autograd::get_current_graph_task_id() || grads.empty() || !grads[0].defined()) return grads;
     return at_level(grads, to_ / from_, engine_.lock());
   }
-  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override { refuse_compiled_autograd(); }
 
   /// A node at the level `from` leads to the leaf in this backward. `engine`: in whose forward it was made, or null. If
   /// another one has another level, returns the engine that one of them is of.

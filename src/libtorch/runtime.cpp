@@ -1,6 +1,7 @@
 #include "libtorch/runtime.h"
 
 #include "libtorch/buffers.h"
+#include "libtorch/engine_hook.h"
 #include "libtorch/model_cast.h"
 #include "libtorch/model_scan.h"
 #include "libtorch/node_owners.h"
@@ -752,7 +753,7 @@ StepResult Runtime::end_step(StepEnd which) {
   const bool updates = which != StepEnd::kMicroStep || core_->micro_step() + 1 == core_->settings().micro_steps;
   if (updates) {
     slots_.take_writes();
-    core_->set_writes(slots_.digests(ParameterSlots::Digests::kWritten));
+    note_writes(ParameterSlots::Digests::kWritten);
   }
   slots_.require_nothing_lost();
   StepResult result = which == StepEnd::kAll     ? core_->step_all()
@@ -811,7 +812,7 @@ void Runtime::export_safetensors(const std::string& path) {
   core_->require_whole("an export");
   require_all_ours();
   take_writes();
-  core_->set_writes(slots_.digests(ParameterSlots::Digests::kAll));
+  note_writes(ParameterSlots::Digests::kAll);
   core_->together([&] {
     core_->sync(export_);
     core_->require_same_writes();
@@ -826,7 +827,7 @@ std::vector<at::Tensor> Runtime::prepare_save(SaveOptions& options) {
   require_all_ours();
   take_writes();
   // What a script has written by parameter.data leaves no trace in autograd: here ranks compare all values.
-  core_->set_writes(slots_.digests(ParameterSlots::Digests::kAll));
+  note_writes(ParameterSlots::Digests::kAll);
   core_->require_own_weights("save()");
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> keep;

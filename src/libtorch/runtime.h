@@ -35,9 +35,6 @@
 
 namespace zeroth::libtorch {
 
-/// What a hook says when compiled autograd asks how to compile it. Throws kModel.
-[[noreturn]] void refuse_compiled_autograd();
-
 class Runtime final : public ValueSource, public std::enable_shared_from_this<Runtime> {
  public:
   /// Makes the core engine, brings rank 0's values and installs the hooks. Collective.
@@ -172,7 +169,7 @@ class Runtime final : public ValueSource, public std::enable_shared_from_this<Ru
   /// Collective: makes `written` the values on all ranks. `failure`: why this rank cannot; then all throw, as they do
   /// if a rank wrote that must not.
   void write_edits(const std::vector<int>& params, const std::vector<at::Tensor>& written, Writers writers,
-                   std::exception_ptr failure);
+                   const std::exception_ptr& failure);
   [[nodiscard]] WireReport wire_report() const;
   void reset_counters();
   [[nodiscard]] zeroth::Engine& core() {
@@ -194,6 +191,8 @@ class Runtime final : public ValueSource, public std::enable_shared_from_this<Ru
   /// What the user has written to parameters counts from now on, wherever their values lie; throws kModel where it is
   /// lost.
   void take_writes();
+  /// Ranks compare these in the call that comes, see zeroth::Engine::set_writes().
+  void note_writes(ParameterSlots::Digests which);
   /// Weights have new values on all ranks: copies, versions.
   void take_new_weights();
   /// Numbers of the parameters, but for those with these names.

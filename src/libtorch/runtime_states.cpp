@@ -224,6 +224,10 @@ void Runtime::take_writes() {
   core_->take_writes();
 }
 
+void Runtime::note_writes(ParameterSlots::Digests which) {
+  if (core_->world() > 1) core_->set_writes(slots_.digests(which));  // alone a rank has nobody to compare with
+}
+
 std::vector<int> Runtime::params_without(const std::vector<std::string>& names) const {
   std::vector<int> params;
   for (std::size_t param = 0; param < model_.params.size(); ++param) {
@@ -246,7 +250,7 @@ void Runtime::read_states(const StateQuery& query,
   settle();
   require_all_ours();
   take_writes();
-  core_->set_writes(slots_.digests(ParameterSlots::Digests::kWritten));
+  note_writes(ParameterSlots::Digests::kWritten);
   std::map<std::string, std::size_t> params;
   for (std::size_t param = 0; param < model_.params.size(); ++param)
     params.emplace(model_.params[param].tensor_name(), param);
@@ -460,7 +464,7 @@ std::vector<at::Tensor> Runtime::take_back(const std::vector<int>& params, const
 }
 
 void Runtime::write_edits(const std::vector<int>& params, const std::vector<at::Tensor>& written, Writers writers,
-                          std::exception_ptr failure) {
+                          const std::exception_ptr& failure) {
   auto others = slots_.digests(ParameterSlots::Digests::kWritten);
   std::erase_if(others, [&params](const auto& one) { return std::ranges::find(params, one.first) != params.end(); });
   core_->set_writes(others);
@@ -469,6 +473,7 @@ void Runtime::write_edits(const std::vector<int>& params, const std::vector<at::
     core_->require_same_writes();
     const Communicator& communicator = core_->communicator();
     const auto world = static_cast<std::size_t>(communicator.size());
+    const auto wrote = [&written](std::size_t index) { return index < written.size() && written[index].defined(); };
     const bool may_write = writers.rank == Writers::kAll || writers.rank == communicator.rank();
     const auto other = std::ranges::find_if(written, [](const at::Tensor& one) { return one.defined(); });
     // One word a rank for how it went, from 2 the parameter that the rank must not write; and one a parameter: a digest
@@ -477,10 +482,12 @@ void Runtime::write_edits(const std::vector<int>& params, const std::vector<at::
     std::vector<std::int64_t> own{failure ? 1 : 0};
     if (!may_write && !failure && other != written.end()) own[0] = 2 + (other - written.begin());
     for (std::size_t index = 0; index < params.size(); ++index) {
-      const bool wrote = index < written.size() && written[index].defined();
-      const auto* data = wrote ? static_cast<const char*>(written[index].const_data_ptr()) : nullptr;
-      const std::int64_t before = slots_.is_written(params[index]) ? kBefore : 0;
-      own.push_back(wrote ? static_cast<std::int64_t>(digest64({data, written[index].nbytes()}) >> 1U | 1U) : before);
+      if (!wrote(index)) {
+        own.push_back(slots_.is_written(params[index]) ? kBefore : 0);
+        continue;
+      }
+      const auto* data = static_cast<const char*>(written[index].const_data_ptr());
+      own.push_back(static_cast<std::int64_t>(digest64({data, written[index].nbytes()}) >> 1U | 1U));
     }
     std::vector<std::int64_t> all(world * own.size());
     communicator.all_gather(std::span<const std::int64_t>(own), std::span(all));
@@ -538,7 +545,7 @@ void Runtime::write_edits(const std::vector<int>& params, const std::vector<at::
     write.values = [&](std::size_t number) {
       const std::size_t index = chosen[number];
       const at::Tensor& like = slots_.tensor(params[index]);
-      const at::Tensor& values = index < written.size() && written[index].defined() ? written[index] : like;
+      const at::Tensor& values = wrote(index) ? written[index] : like;
       keep = in_order_of(like, values.detach(), like.scalar_type());
       return bytes_of_dense(keep);
     };

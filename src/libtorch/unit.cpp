@@ -29,7 +29,6 @@ class BeforeOutput final : public EngineHook {
     if (const auto runtime = runtime_.lock()) runtime->in_hook([&] { runtime->before_backward(use_, node_); });
     return grads;
   }
-  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override { refuse_compiled_autograd(); }
 
  private:
   std::weak_ptr<Runtime> runtime_;

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import random
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tier
@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import zeroth
 
 SCALE = 128.0
+FIRST = ("parts.0.weight", "parts.0.bias")
 Kind = str
 """of the backward: "engine" (the first engine's), "plain" (of the loss)"""
 
@@ -33,6 +34,15 @@ class Parts(nn.Module):
 
     def forward(self, x: torch.Tensor, part: int = 0) -> torch.Tensor:
         return torch.tanh(self.parts[part](x))
+
+
+class Closure(Parts):
+    """Takes a tensor from elsewhere than its arguments."""
+
+    beside: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor, part: int = 0) -> torch.Tensor:
+        return super().forward(x + self.beside, part)
 
 
 def config(stage: int, half: str = "fp16", scale: float = SCALE) -> dict[str, Any]:
@@ -139,11 +149,12 @@ class Loops(unittest.TestCase):
                 with self.subTest(stage=stage, backward=kind):
                     body(stage, kind)
 
-    def compare(self, engine: zeroth.Engine, model: nn.Module, within: float = 0.03) -> None:
-        for name, parameter in model.named_parameters():
-            mine = engine.full(name, "grad")
-            assert mine is not None and parameter.grad is not None, name
-            near(self, mine, parameter.grad, name, within)
+    def compare(self, engine: zeroth.Engine, model: nn.Module, within: float = 0.03, names: Sequence[str] = ()) -> None:
+        """Gradients of these parameters, or of all."""
+        for name in names or [name for name, _ in model.named_parameters()]:
+            mine, theirs = engine.full(name, "grad"), model.get_parameter(name).grad
+            assert mine is not None and theirs is not None, name
+            near(self, mine, theirs, name, within)
 
     def test_inputs_that_are_embeddings_of_the_model_itself(self) -> None:
         class Embedded(nn.Module):
@@ -190,11 +201,7 @@ class Loops(unittest.TestCase):
             plain[1](plain[0](x.half().double())).square().mean().backward()
             loss = second(first(x.half())).double().square().mean()
             first.backward(loss) if kind == "engine" else loss.backward()
-            for name in ("parts.0.weight", "parts.0.bias"):
-                mine = first.full(name, "grad")
-                theirs = plain[0].get_parameter(name).grad
-                assert mine is not None and theirs is not None
-                near(self, mine, theirs, name)
+            self.compare(first, plain[0], names=FIRST)
             result = first.step()
             self.assertTrue(result.committed)
             first.close()
@@ -215,10 +222,7 @@ class Loops(unittest.TestCase):
             loss = head(second(first(x.half()).bfloat16()).double()).square().mean()
             first.backward(loss) if kind == "engine" else loss.backward()
             for engine, model in ((first, plain[0]), (second, plain[1])):
-                for name in ("parts.0.weight", "parts.0.bias"):
-                    mine, theirs = engine.full(name, "grad"), model.get_parameter(name).grad
-                    assert mine is not None and theirs is not None
-                    near(self, mine, theirs, name, 0.05)
+                self.compare(engine, model, 0.05, FIRST)
             assert head.weight.grad is not None and plain_head.weight.grad is not None
             near(self, head.weight.grad, plain_head.weight.grad, "head", 0.05)
             first.close()
@@ -249,10 +253,7 @@ class Loops(unittest.TestCase):
                     total.backward()
             for mine, theirs in zip(*found, strict=True):
                 near(self, mine, theirs, "returned")
-            for name in ("parts.0.weight", "parts.0.bias"):
-                mine, expected = engine.full(name, "grad"), plain.get_parameter(name).grad
-                assert mine is not None and expected is not None
-                near(self, mine, expected, name, 0.05)
+            self.compare(engine, plain, 0.05, FIRST)
             engine.close()
 
         self.both(body)
@@ -281,10 +282,7 @@ class Loops(unittest.TestCase):
                 gradients.append((grad.detach(), x.grad))
             for mine, theirs in zip(*gradients, strict=True):
                 near(self, mine, theirs, "by the leaf")
-            for name in ("parts.0.weight", "parts.0.bias"):
-                mine, expected = engine.full(name, "grad"), plain.get_parameter(name).grad
-                assert mine is not None and expected is not None
-                near(self, mine, expected, name, 0.05)
+            self.compare(engine, plain, 0.05, FIRST)
             engine.close()
 
         self.both(body)
@@ -332,20 +330,12 @@ class Loops(unittest.TestCase):
                 plain(x.double(), again).square().mean().backward()
                 loss = engine(x, again).double().square().mean()
                 engine.backward(loss) if kind == "engine" else loss.backward()
-                mine, theirs = engine.full("body.weight", "grad"), plain.body.weight.grad
-                assert mine is not None and theirs is not None
-                near(self, mine, theirs, "force", 0.05)
+                self.compare(engine, plain, 0.05, ["body.weight"])
                 engine.close()
 
             self.both(body)
 
     def test_what_cannot_have_the_right_level_is_refused_by_name(self) -> None:
-        class Closure(Parts):
-            beside: torch.Tensor | None = None
-
-            def forward(self, x: torch.Tensor, part: int = 0) -> torch.Tensor:
-                return super().forward(x + self.beside, part)
-
         for stage in (0, 3):
             for leaf in (False, True):
                 model = Closure()
@@ -362,12 +352,6 @@ class Loops(unittest.TestCase):
                 engine.close()
 
     def test_a_leaf_at_two_levels_is_refused_while_another_engine_runs_the_backward(self) -> None:
-        class Closure(Parts):
-            beside: torch.Tensor | None = None
-
-            def forward(self, x: torch.Tensor, part: int = 0) -> torch.Tensor:
-                return super().forward(x + self.beside, part)
-
         for stage in (0, 3):
             model = Closure()
             first, second = engine_of(Parts(1), stage), engine_of(model, stage, scale=2048.0)
@@ -379,12 +363,6 @@ class Loops(unittest.TestCase):
             second.close()
 
     def test_a_plain_leaf_of_a_closure_has_its_own_gradient(self) -> None:
-        class Closure(Parts):
-            beside: torch.Tensor | None = None
-
-            def forward(self, x: torch.Tensor, part: int = 0) -> torch.Tensor:
-                return super().forward(x + self.beside, part)
-
         def body(stage: int, kind: Kind) -> None:
             model = Closure()
             plain = copy.deepcopy(model).half().double()
