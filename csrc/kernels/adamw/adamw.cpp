@@ -3,6 +3,7 @@
 #include <kernels/adamw/adamw.h>
 #include <kernels/adamw/adamw_variants.h>
 #include <kernels/common/fp_environment.h>
+#include <kernels/common/update_check.h>
 #include <zeroth/base/error.h>
 
 #include <cmath>
@@ -53,7 +54,8 @@ AdamWCoefficients adamw_coefficients(const AdamWHyper& hyper) noexcept {
   c.one_minus_beta1 = 1.0 - hyper.beta1;
   c.beta2 = hyper.beta2;
   c.one_minus_beta2 = 1.0 - hyper.beta2;
-  c.inv_sqrt_correction2 = 1.0 / std::sqrt(one_minus_power(hyper.beta2, hyper.step));
+  c.inv_sqrt_correction2 =
+      1.0 / std::sqrt(one_minus_power(hyper.beta2, hyper.variance_step > 0 ? hyper.variance_step : hyper.step));
   c.eps = hyper.eps;
   c.step_size = hyper.lr / one_minus_power(hyper.beta1, hyper.step);
   return c;
@@ -61,13 +63,9 @@ AdamWCoefficients adamw_coefficients(const AdamWHyper& hyper) noexcept {
 
 void adamw_step(const AdamWArgs& args, Isa isa) {
   const ErrorContext where{.where = "kernels.adamw"};
-  ZR_CHECK(args.n >= 0, ErrorCode::kUsage, "negative element count", where);
-  ZR_CHECK(args.dtype == DType::kFloat32 || args.dtype == DType::kFloat64, ErrorCode::kUsage,
-           "AdamW states are float32 or float64", where);
-  ZR_CHECK((args.low == nullptr && args.master == nullptr) || args.dtype == DType::kFloat32, ErrorCode::kUsage,
-           "masters of 16-bit parameters are float32", where);
-  ZR_CHECK(args.low == nullptr || args.master == nullptr, ErrorCode::kUsage, "masters in halves and whole ones at once",
-           where);
+  detail::require_update("AdamW", args, where);
+  ZR_CHECK(args.grad != nullptr || args.n == 0 || args.coefficients.l2 == 0.0, ErrorCode::kUsage,
+           "weight decay in a gradient that is not there", where);
   detail::require_supported(isa, "adamw");
   const detail::FpEnvironment environment;
   const auto kernel = detail::select(isa, detail::adamw_scalar, detail::adamw_avx2, detail::adamw_avx512);

@@ -8,6 +8,9 @@
 //   m   = m + (1 - beta1) * (g' - m)
 //   v   = beta2 * v + (1 - beta2) * g'^2
 //   p   = p - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+// Without a gradient (1-bit Adam: Tang et al., ICML 2021, whose ranks bring m by themselves) m and v stay, and
+//   p   = p * (1 - lr * weight_decay) - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^s) + eps),  0 where v is 0
+// with s the step in which v was made. Where v is 0 there has never been a gradient, and m is nothing but rounding.
 // These are torch.optim.AdamW's (Adam's) formulas; results agree with them to rounding, not to the bit.
 #pragma once
 
@@ -28,6 +31,7 @@ struct AdamWHyper {
   bool decoupled = true;  ///< AdamW if true; else weight_decay is added to the gradient (Adam with L2)
   double factor = 1.0;    ///< turns the accumulated sum into the gradient: clip / (ranks * micro_steps * weights)
   std::int64_t step = 1;  ///< >= 1
+  std::int64_t variance_step = 0;  ///< of v, if that is older; 0: step
 };
 
 /// Coefficients of the kernel. Computed once per step in double; each is rounded once to the dtype of the state.
@@ -53,13 +57,14 @@ struct AdamWArgs {
   float* master = nullptr;      ///< [n] or null: whole masters of fp16 parameters (dtype kFloat32)
   void* exp_avg = nullptr;      ///< [n] of `dtype`: m
   void* exp_avg_sq = nullptr;   ///< [n] of `dtype`: v
-  const void* grad = nullptr;   ///< [n] of `dtype`: the accumulated sum, not yet scaled
+  const void* grad = nullptr;   ///< [n] of `dtype`: the accumulated sum, not yet scaled; null: m and v stay
   std::int64_t n = 0;
   DType dtype = DType::kFloat32;  ///< kFloat32 or kFloat64
   AdamWCoefficients coefficients{};
 };
 
-/// Updates the range on the calling thread. Memory traffic: 28 B per element in fp32, 56 B in fp64. The bits do not
+/// Updates the range on the calling thread. Memory traffic: 28 B per element in fp32, 56 B in fp64, without a gradient
+/// 16 B and 32 B. The bits do not
 /// depend on the split of a range into calls, on `isa`, or on the storage of masters in two halves. A NaN result is the
 /// positive quiet NaN. Throws Error{kUsage} for another dtype, low with kFloat64, n < 0, or an unsupported isa.
 void adamw_step(const AdamWArgs& args, Isa isa);

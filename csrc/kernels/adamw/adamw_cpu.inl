@@ -9,7 +9,7 @@ namespace {
 
 // No software prefetch: on flat arrays with huge pages the hardware keeps up, and measured distances of 2 to
 // 4 KiB cost 0 to 10 % (benchmarks/kernels/adamw_bench).
-template <template <class> class V, bool kL2, class Params>
+template <template <class> class V, bool kL2, bool kFrozen, class Params>
 void adamw_range(const AdamWArgs& args, Params param) {
   using T = typename Params::Value;
   const AdamWArrays<Params, T> arrays = adamw_arrays(param, args);
@@ -18,18 +18,18 @@ void adamw_range(const AdamWArgs& args, Params param) {
   const auto single = AdamWFactors<Lane<T>>::from(args.coefficients);
   std::int64_t i = 0;
   for (; i + V<T>::kLanes <= n; i += V<T>::kLanes) {
-    adamw_update<kL2>(wide, arrays, i);
+    adamw_update<kL2, kFrozen>(wide, arrays, i);
   }
   for (; i < n; ++i) {
-    adamw_update<kL2>(single, arrays, i);
+    adamw_update<kL2, kFrozen>(single, arrays, i);
   }
 }
 
 template <template <class> class V>
 void adamw_any(const AdamWArgs& args) {
-  with_flag(args.coefficients.l2 != 0.0, [&](auto l2) {
-    with_params(args.dtype, args.param, args.low, args.master,
-                [&](auto param) { adamw_range<V, decltype(l2)::kValue>(args, param); });
+  with_params(args.dtype, args.param, args.low, args.master, [&](auto param) {
+    if (args.grad == nullptr) return adamw_range<V, false, true>(args, param);
+    with_flag(args.coefficients.l2 != 0.0, [&](auto l2) { adamw_range<V, decltype(l2)::kValue, false>(args, param); });
   });
 }
 

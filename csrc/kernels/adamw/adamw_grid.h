@@ -7,7 +7,7 @@
 namespace zeroth::kernels {
 namespace {  // NOLINT(google-build-namespaces): see [Note: One definition per instruction set]
 
-template <bool kL2, class Params, int kLanes>
+template <bool kL2, bool kFrozen, class Params, int kLanes>
 struct AdamWGrid {
   using T = typename Params::Value;
   AdamWArrays<Params, T> arrays;
@@ -17,16 +17,15 @@ struct AdamWGrid {
   ZR_HOST_DEVICE void operator()(GridThread thread) const {
     for_each_pack<kLanes>(thread, n, [&](auto lanes, std::int64_t i) {
       using W = PackOf<T, decltype(lanes)::kValue>;
-      adamw_update<kL2>(AdamWFactors<W>::from(coefficients), arrays, i);
+      adamw_update<kL2, kFrozen>(AdamWFactors<W>::from(coefficients), arrays, i);
     });
   }
 };
 
 template <class Launch>
 bool adamw_on_grid(const AdamWArgs& args, Launch& launch) {
-  if (args.n < 0 || (args.dtype != DType::kFloat32 && args.dtype != DType::kFloat64) ||
-      ((args.low != nullptr || args.master != nullptr) && args.dtype != DType::kFloat32) ||
-      (args.low != nullptr && args.master != nullptr)) {
+  if (args.n < 0 || !are_params(args.dtype, args.low, args.master) ||
+      (args.grad == nullptr && args.n > 0 && args.coefficients.l2 != 0.0)) {
     return false;
   }
   if (args.n == 0) {
@@ -36,13 +35,17 @@ bool adamw_on_grid(const AdamWArgs& args, Launch& launch) {
     const auto arrays = adamw_arrays(param, args);
     const bool packable =
         is_packable(param) && is_packable(arrays.exp_avg) && is_packable(arrays.exp_avg_sq) && is_packable(arrays.grad);
-    with_flag(args.coefficients.l2 != 0.0, [&](auto l2) {
+    const auto run = [&](auto l2, auto frozen) {
       with_packs(packable, [&](auto lanes) {
         constexpr int kLanes = decltype(lanes)::kValue;
-        launch(AdamWGrid<decltype(l2)::kValue, decltype(param), kLanes>{arrays, args.coefficients, args.n},
-               threads_for<kLanes>(args.n));
+        launch(
+            AdamWGrid<decltype(l2)::kValue, decltype(frozen)::kValue, decltype(param), kLanes>{
+                arrays, args.coefficients, args.n},
+            threads_for<kLanes>(args.n));
       });
-    });
+    };
+    if (args.grad == nullptr) return run(No{}, Yes{});
+    with_flag(args.coefficients.l2 != 0.0, [&](auto l2) { run(l2, No{}); });
   });
   return true;
 }

@@ -32,18 +32,32 @@ struct AdamWState {
   V param, exp_avg, exp_avg_sq;
 };
 
-/// kL2: add weight decay to the gradient.
+/// m and v after the gradient; the parameter as it is. kL2: add weight decay to the gradient.
 template <bool kL2, class V>
-ZR_HOST_DEVICE ZR_INLINE AdamWState<V> adamw_element(const AdamWFactors<V>& f, V sum, AdamWState<V> old) {
+ZR_HOST_DEVICE ZR_INLINE AdamWState<V> adamw_moments(const AdamWFactors<V>& f, V sum, AdamWState<V> old) {
   V grad = sum * f.factor;
   if constexpr (kL2) {
     grad = fused(f.l2, old.param, grad);
   }
   const V exp_avg = fused(f.one_minus_beta1, grad - old.exp_avg, old.exp_avg);
   const V exp_avg_sq = fused(f.one_minus_beta2 * grad, grad, f.beta2 * old.exp_avg_sq);
-  const V denominator = fused(root(exp_avg_sq), f.inv_sqrt_correction2, f.eps);
-  const V param = fused(f.minus_step_size, exp_avg / denominator, old.param * f.decay);
-  return {canonical(param), canonical(exp_avg), canonical(exp_avg_sq)};
+  return {old.param, exp_avg, exp_avg_sq};
+}
+
+template <bool kL2, class V>
+ZR_HOST_DEVICE ZR_INLINE AdamWState<V> adamw_element(const AdamWFactors<V>& f, V sum, AdamWState<V> old) {
+  const AdamWState<V> next = adamw_moments<kL2>(f, sum, old);
+  const V denominator = fused(root(next.exp_avg_sq), f.inv_sqrt_correction2, f.eps);
+  const V param = fused(f.minus_step_size, next.exp_avg / denominator, old.param * f.decay);
+  return {canonical(param), canonical(next.exp_avg), canonical(next.exp_avg_sq)};
+}
+
+/// The parameter, where m and v are what they are.
+template <class V>
+ZR_HOST_DEVICE ZR_INLINE V adamw_frozen(const AdamWFactors<V>& f, AdamWState<V> old) {
+  const V denominator = fused(root(old.exp_avg_sq), f.inv_sqrt_correction2, f.eps);
+  const V direction = old.exp_avg / denominator * old.exp_avg_sq.sign();
+  return canonical(fused(f.minus_step_size, direction, old.param * f.decay));
 }
 
 /// Params: see masters.h; T: its Value.
@@ -60,11 +74,15 @@ AdamWArrays<Params, T> adamw_arrays(Params param, const AdamWArgs& args) {
   return {param, static_cast<T*>(args.exp_avg), static_cast<T*>(args.exp_avg_sq), static_cast<const T*>(args.grad)};
 }
 
-/// Updates the lanes of one vector at element i.
-template <bool kL2, class W, class Params, class T>
+/// Updates the lanes of one vector at element i. kL2: see adamw_element(); kFrozen: there is no gradient.
+template <bool kL2, bool kFrozen, class W, class Params, class T>
 ZR_HOST_DEVICE ZR_INLINE void adamw_update(const AdamWFactors<W>& factors, const AdamWArrays<Params, T>& a,
                                            std::int64_t i) {
   const AdamWState<W> old{a.param.template load<W>(i), W::load(a.exp_avg + i), W::load(a.exp_avg_sq + i)};
+  if constexpr (kFrozen) {
+    a.param.store(adamw_frozen(factors, old), i);
+    return;
+  }
   const AdamWState<W> next = adamw_element<kL2>(factors, W::load(a.grad + i), old);
   a.param.store(next.param, i);
   next.exp_avg.store(a.exp_avg + i);

@@ -51,6 +51,22 @@ ZR_HOST_DEVICE ZR_INLINE void for_each_pack(GridThread thread, std::int64_t n, c
   }
 }
 
+/// The sources of one of several launches, of which each goes on from the result of the one before.
+struct SourcePart {
+  int first;
+  int count;
+  bool resumes;
+  bool ends;
+};
+/// Calls each(part) for parts of at most kMost sources, in order.
+template <int kMost, class Each>
+void for_each_source_part(int num_sources, const Each& each) {
+  for (int first = 0; first < num_sources; first += kMost) {
+    const int count = num_sources - first < kMost ? num_sources - first : kMost;
+    each(SourcePart{first, count, first > 0, first + count == num_sources});
+  }
+}
+
 /// True if `p` is aligned for packs of kPack elements; also true for null.
 template <class T>
 bool is_packable(const T* p) {

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <kernels/common/arch.h>
+#include <kernels/common/uniform.h>
 #include <zeroth/base/dtype.h>
 
 #include <cmath>
@@ -30,6 +31,7 @@ template <>
 struct Lane<float> {
   using Value = float;
   static constexpr std::int64_t kLanes = 1;
+  static constexpr bool kChooses = false;
   float v;
 
   ZR_HOST_DEVICE static ZR_INLINE Lane splat(float x) { return {x}; }
@@ -86,6 +88,71 @@ struct Lane<float> {
   ZR_HOST_DEVICE ZR_INLINE int nonfinite() const {
     return (__builtin_bit_cast(std::uint32_t, v) & 0x7f800000U) == 0x7f800000U ? 1 : 0;
   }
+  /// Of the bits without the sign, as integers: infinities and NaN are above all numbers.
+  ZR_HOST_DEVICE ZR_INLINE Lane magnitude() const {
+    return {__builtin_bit_cast(float, __builtin_bit_cast(std::uint32_t, v) & 0x7fffffffU)};
+  }
+  /// The greater of two magnitude()s, by their bits.
+  ZR_HOST_DEVICE static ZR_INLINE Lane greater(Lane a, Lane b) {
+    return __builtin_bit_cast(std::uint32_t, a.v) < __builtin_bit_cast(std::uint32_t, b.v) ? b : a;
+  }
+  ZR_HOST_DEVICE ZR_INLINE float greatest() const { return v; }
+  /// Bit k: the magnitude() of lane k has at least the bits of `limit`, as integers.
+  ZR_HOST_DEVICE ZR_INLINE unsigned at_least(float limit) const {
+    return __builtin_bit_cast(std::uint32_t, magnitude().v) >= __builtin_bit_cast(std::uint32_t, limit) ? 1U : 0U;
+  }
+  /// The nearest integer, ties to even. |v| < 2^22.
+  ZR_HOST_DEVICE ZR_INLINE Lane nearest() const {
+    const float shifted = v + 0x1.8p23F;
+    return {shifted - 0x1.8p23F};
+  }
+  /// The integer below. |v| < 2^22. By operations that round to nearest.
+  ZR_HOST_DEVICE ZR_INLINE Lane floor() const {
+    const float near = nearest().v;
+    return {near > v ? near - 1.0F : near};
+  }
+  /// Inside of [-most, most]; no NaN.
+  ZR_HOST_DEVICE ZR_INLINE Lane clamped(float most) const { return {v > most ? most : v < -most ? -most : v}; }
+  /// uniform_of() of the elements from `first` on.
+  ZR_HOST_DEVICE static ZR_INLINE Lane uniforms(std::uint32_t seed, std::uint32_t first) {
+    return {uniform_of(seed, first)};
+  }
+  /// An integer from -127 to 127: the lowest bits of a sum that is rounded to integers, as grids may do nothing else
+  /// than round to nearest.
+  ZR_HOST_DEVICE ZR_INLINE void store(std::int8_t* p) const {
+    *p = static_cast<std::int8_t>(static_cast<std::uint8_t>(__builtin_bit_cast(std::uint32_t, v + 0x1.8p23F) & 0xffU));
+  }
+  ZR_HOST_DEVICE static ZR_INLINE Lane load(const std::int8_t* p) { return {static_cast<float>(*p)}; }
+  /// The sign, the lowest bits of the exponent and the highest of the mantissa, and a number of these bits.
+  template <unsigned kExponent, unsigned kMantissa>
+  ZR_HOST_DEVICE ZR_INLINE void store_parts(std::int8_t* p) const {
+    const auto x = __builtin_bit_cast(std::uint32_t, v);
+    const std::uint32_t rest = x >> (23U - kMantissa) & ((1U << (kExponent + kMantissa)) - 1U);
+    const std::uint32_t sign = x >> 31U << (kExponent + kMantissa);
+    *p = static_cast<std::int8_t>(static_cast<std::uint8_t>(sign | rest));
+  }
+  template <unsigned kExponent, unsigned kMantissa>
+  ZR_HOST_DEVICE static ZR_INLINE Lane load_parts(const std::int8_t* p) {
+    const auto code = static_cast<std::uint32_t>(static_cast<std::uint8_t>(*p));
+    const std::uint32_t rest = (code & ((1U << (kExponent + kMantissa)) - 1U)) << (23U - kMantissa);
+    return {__builtin_bit_cast(float, (code >> (kExponent + kMantissa) & 1U) << 31U | rest)};
+  }
+  /// The greatest power of two that is not above |v|; 0 below the normal numbers.
+  ZR_HOST_DEVICE ZR_INLINE Lane power() const {
+    return {__builtin_bit_cast(float, __builtin_bit_cast(std::uint32_t, v) & 0x7f800000U)};
+  }
+  /// NaN where |v| > limit.
+  ZR_HOST_DEVICE ZR_INLINE Lane nan_above(float limit) const {
+    return {v > limit || v < -limit ? __builtin_bit_cast(float, kQuietNan32) : v};
+  }
+  /// Bit k: lane k is below zero; -0 and NaN are not.
+  ZR_HOST_DEVICE ZR_INLINE unsigned below_zero() const { return v < 0.0F ? 1U : 0U; }
+  /// 1, -1, or for a zero and a NaN the value itself.
+  ZR_HOST_DEVICE ZR_INLINE Lane sign() const { return {v > 0.0F ? 1.0F : (v < 0.0F ? -1.0F : v)}; }
+  /// Lane k is `s` where bit k of `positive` is set, else -s.
+  ZR_HOST_DEVICE static ZR_INLINE Lane signed_by(unsigned positive, Lane s) {
+    return {(positive & 1U) != 0 ? s.v : -s.v};
+  }
 };
 
 template <>
@@ -104,6 +171,11 @@ struct Lane<double> {
   ZR_HOST_DEVICE ZR_INLINE void stream(float* p) const { store(p); }
   ZR_HOST_DEVICE ZR_INLINE int nonfinite() const {
     return (__builtin_bit_cast(std::uint64_t, v) & kInfinity64) == kInfinity64 ? 1 : 0;
+  }
+  ZR_HOST_DEVICE ZR_INLINE unsigned below_zero() const { return v < 0.0 ? 1U : 0U; }
+  ZR_HOST_DEVICE ZR_INLINE Lane sign() const { return {v > 0.0 ? 1.0 : (v < 0.0 ? -1.0 : v)}; }
+  ZR_HOST_DEVICE static ZR_INLINE Lane signed_by(unsigned positive, Lane s) {
+    return {(positive & 1U) != 0 ? s.v : -s.v};
   }
 
   static constexpr std::uint64_t kInfinity64 = 0x7ff0000000000000ULL;

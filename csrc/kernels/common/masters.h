@@ -57,6 +57,12 @@ struct WholeMasters {
   }
 };
 
+/// What with_params() takes.
+constexpr bool are_params(DType dtype, const std::int16_t* low, const float* master) {
+  const bool whole = low == nullptr && master == nullptr;
+  return dtype == DType::kFloat32 ? low == nullptr || master == nullptr : dtype == DType::kFloat64 && whole;
+}
+
 /// Calls body(params), for states of `dtype` (kFloat32 or kFloat64). At most one of `low` and `master` is not null;
 /// both are if parameters are whole.
 template <class Body>

@@ -74,6 +74,9 @@ struct Pack {
     store_elements(high, upper);
     store_elements(low, lower);
   }
+  ZR_HOST_DEVICE ZR_INLINE Pack sign() const {
+    return of([&](int k) { return (*this)[k].sign(); });
+  }
   ZR_HOST_DEVICE ZR_INLINE int nonfinite() const {
     int count = 0;
     for (int k = 0; k < kCount; ++k) {

@@ -17,6 +17,7 @@ template <>
 struct Avx2<float> {
   using Value = float;
   static constexpr std::int64_t kLanes = 8;
+  static constexpr bool kChooses = false;
   __m256 v;
 
   static ZR_INLINE Avx2 splat(float x) { return {_mm256_set1_ps(x)}; }
@@ -50,6 +51,93 @@ struct Avx2<float> {
     const __m256i exponent = _mm256_set1_epi32(0x7f800000);
     const __m256i all_ones = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_castps_si256(v), exponent), exponent);
     return __builtin_popcount(static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(all_ones))));
+  }
+  ZR_INLINE Avx2 magnitude() const { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0F), v)}; }
+  static ZR_INLINE Avx2 greater(Avx2 a, Avx2 b) {
+    return {_mm256_castsi256_ps(_mm256_max_epu32(_mm256_castps_si256(a.v), _mm256_castps_si256(b.v)))};
+  }
+  ZR_INLINE float greatest() const {
+    const __m256i x = _mm256_castps_si256(v);
+    __m128i half = _mm_max_epu32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    half = _mm_max_epu32(half, _mm_shuffle_epi32(half, 0x4e));
+    half = _mm_max_epu32(half, _mm_shuffle_epi32(half, 0xb1));
+    return __builtin_bit_cast(float, _mm_cvtsi128_si32(half));
+  }
+  ZR_INLINE unsigned at_least(float limit) const {
+    const __m256i x = _mm256_castps_si256(magnitude().v);
+    const __m256i least = _mm256_max_epu32(x, _mm256_set1_epi32(__builtin_bit_cast(int, limit)));
+    return static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(x, least))));
+  }
+  ZR_INLINE Avx2 nearest() const { return {_mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+  ZR_INLINE Avx2 floor() const { return {_mm256_floor_ps(v)}; }
+  ZR_INLINE Avx2 clamped(float most) const {
+    return {_mm256_max_ps(_mm256_min_ps(v, _mm256_set1_ps(most)), _mm256_set1_ps(-most))};
+  }
+  static ZR_INLINE Avx2 uniforms(std::uint32_t seed, std::uint32_t first) {
+    const auto times = [](__m256i a, std::uint32_t b) {
+      return _mm256_mullo_epi32(a, _mm256_set1_epi32(static_cast<int>(b)));
+    };
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    __m256i x = times(_mm256_add_epi32(_mm256_set1_epi32(static_cast<int>(first)), lanes), kSpread);
+    x = _mm256_xor_si256(x, _mm256_set1_epi32(static_cast<int>(seed)));
+    x = times(_mm256_xor_si256(x, _mm256_srli_epi32(x, 16)), kMixFirst);
+    x = times(_mm256_xor_si256(x, _mm256_srli_epi32(x, 13)), kMixLast);
+    x = _mm256_xor_si256(x, _mm256_srli_epi32(x, 16));
+    return {_mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_srli_epi32(x, 8)), _mm256_set1_ps(0x1p-24F))};
+  }
+  ZR_INLINE void store(std::int8_t* p) const {
+    const __m256i wide = _mm256_cvtps_epi32(v);
+    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+  }
+  static ZR_INLINE Avx2 load(const std::int8_t* p) {
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
+  }
+  template <unsigned kExponent, unsigned kMantissa>
+  ZR_INLINE void store_parts(std::int8_t* p) const {
+    constexpr int kRest = kExponent + kMantissa;
+    const __m256i x = _mm256_castps_si256(v);
+    const __m256i rest = _mm256_and_si256(_mm256_srli_epi32(x, 23 - kMantissa), _mm256_set1_epi32((1 << kRest) - 1));
+    const __m256i wide = _mm256_or_si256(rest, _mm256_slli_epi32(_mm256_srli_epi32(x, 31), kRest));
+    const __m128i words = packed(wide);
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(words, words));
+  }
+  template <unsigned kExponent, unsigned kMantissa>
+  static ZR_INLINE Avx2 load_parts(const std::int8_t* p) {
+    constexpr int kRest = kExponent + kMantissa;
+    constexpr int kParts = static_cast<int>(0x80000000U | ((1U << kRest) - 1U) << (23U - kMantissa));
+    const __m256i code = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    // Copies of the sign fill what lies between it and the exponent; the mask takes them away.
+    const __m256i placed = _mm256_srai_epi32(_mm256_slli_epi32(code, 31 - kRest), 8 - kExponent);
+    return {_mm256_castsi256_ps(_mm256_and_si256(placed, _mm256_set1_epi32(kParts)))};
+  }
+  ZR_INLINE Avx2 power() const { return {_mm256_and_ps(v, _mm256_castsi256_ps(_mm256_set1_epi32(0x7f800000)))}; }
+  ZR_INLINE Avx2 nan_above(float limit) const {
+    return {_mm256_or_ps(v, _mm256_cmp_ps(magnitude().v, _mm256_set1_ps(limit), _CMP_GT_OQ))};
+  }
+  ZR_INLINE unsigned below_zero() const {
+    return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(v, _mm256_setzero_ps(), _CMP_LT_OQ)));
+  }
+  ZR_INLINE Avx2 sign() const {
+    const __m256 one = _mm256_or_ps(_mm256_and_ps(v, _mm256_set1_ps(-0.0F)), _mm256_set1_ps(1.0F));
+    return {_mm256_blendv_ps(v, one, _mm256_cmp_ps(v, _mm256_setzero_ps(), _CMP_NEQ_OQ))};
+  }
+  static ZR_INLINE Avx2 signed_by(unsigned positive, Avx2 s) {
+    const __m256i word = _mm256_set1_epi32(static_cast<int>(positive));
+    return turned(word, 0, {_mm256_xor_ps(s.v, _mm256_set1_ps(-0.0F))});
+  }
+  /// 32 bits in memory, for turned().
+  using Word = __m256i;
+  static ZR_INLINE Word word_of(const std::uint8_t* p) {
+    int word = 0;
+    __builtin_memcpy(&word, p, sizeof(word));
+    return _mm256_set1_epi32(word);
+  }
+  /// Lane k is -s where bit first + k of the word is set, else s.
+  static ZR_INLINE Avx2 turned(Word word, int first, Avx2 s) {
+    const __m256i lanes = _mm256_setr_epi32(31, 30, 29, 28, 27, 26, 25, 24);
+    const __m256i placed = _mm256_sllv_epi32(word, _mm256_sub_epi32(lanes, _mm256_set1_epi32(first)));
+    return {_mm256_xor_ps(s.v, _mm256_and_ps(_mm256_castsi256_ps(placed), _mm256_set1_ps(-0.0F)))};
   }
 
  private:
@@ -91,6 +179,19 @@ struct Avx2<double> {
     const __m256i exponent = _mm256_set1_epi64x(0x7ff0000000000000LL);
     const __m256i all_ones = _mm256_cmpeq_epi64(_mm256_and_si256(_mm256_castpd_si256(v), exponent), exponent);
     return __builtin_popcount(static_cast<unsigned>(_mm256_movemask_pd(_mm256_castsi256_pd(all_ones))));
+  }
+  ZR_INLINE unsigned below_zero() const {
+    return static_cast<unsigned>(_mm256_movemask_pd(_mm256_cmp_pd(v, _mm256_setzero_pd(), _CMP_LT_OQ)));
+  }
+  ZR_INLINE Avx2 sign() const {
+    const __m256d one = _mm256_or_pd(_mm256_and_pd(v, _mm256_set1_pd(-0.0)), _mm256_set1_pd(1.0));
+    return {_mm256_blendv_pd(v, one, _mm256_cmp_pd(v, _mm256_setzero_pd(), _CMP_NEQ_OQ))};
+  }
+  static ZR_INLINE Avx2 signed_by(unsigned positive, Avx2 s) {
+    const __m256i bits = _mm256_setr_epi64x(1, 2, 4, 8);
+    const __m256i set = _mm256_and_si256(_mm256_set1_epi64x(static_cast<long long>(positive)), bits);
+    const __m256d negative = _mm256_castsi256_pd(_mm256_cmpeq_epi64(set, _mm256_setzero_si256()));
+    return {_mm256_xor_pd(s.v, _mm256_and_pd(negative, _mm256_set1_pd(-0.0)))};
   }
 };
 

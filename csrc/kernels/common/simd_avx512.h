@@ -20,6 +20,7 @@ template <>
 struct Avx512<float> {
   using Value = float;
   static constexpr std::int64_t kLanes = 16;
+  static constexpr bool kChooses = true;
   __m512 v;
 
   static ZR_INLINE Avx512 splat(float x) { return {_mm512_set1_ps(x)}; }
@@ -49,6 +50,99 @@ struct Avx512<float> {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(low), _mm512_cvtepi32_epi16(x));
   }
   ZR_INLINE int nonfinite() const { return __builtin_popcount(_mm512_fpclass_ps_mask(v, kNonfiniteClasses)); }
+  ZR_INLINE Avx512 magnitude() const {
+    return {_mm512_castsi512_ps(_mm512_and_epi32(_mm512_castps_si512(v), _mm512_set1_epi32(0x7fffffff)))};
+  }
+  static ZR_INLINE Avx512 greater(Avx512 a, Avx512 b) {
+    return {_mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(a.v), _mm512_castps_si512(b.v)))};
+  }
+  ZR_INLINE float greatest() const {
+    return __builtin_bit_cast(float, _mm512_reduce_max_epu32(_mm512_castps_si512(v)));
+  }
+  ZR_INLINE unsigned at_least(float limit) const {
+    const __m512i least = _mm512_set1_epi32(__builtin_bit_cast(int, limit));
+    return _mm512_cmpge_epu32_mask(_mm512_castps_si512(magnitude().v), least);
+  }
+  ZR_INLINE Avx512 nearest() const { return {_mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+  ZR_INLINE Avx512 floor() const { return {_mm512_roundscale_ps(v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)}; }
+  ZR_INLINE Avx512 clamped(float most) const {
+    return {_mm512_max_ps(_mm512_min_ps(v, _mm512_set1_ps(most)), _mm512_set1_ps(-most))};
+  }
+  static ZR_INLINE Avx512 uniforms(std::uint32_t seed, std::uint32_t first) {
+    const auto times = [](__m512i a, std::uint32_t b) {
+      return _mm512_mullo_epi32(a, _mm512_set1_epi32(static_cast<int>(b)));
+    };
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    __m512i x = times(_mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(first)), lanes), kSpread);
+    x = _mm512_xor_si512(x, _mm512_set1_epi32(static_cast<int>(seed)));
+    x = times(_mm512_xor_si512(x, _mm512_srli_epi32(x, 16)), kMixFirst);
+    x = times(_mm512_xor_si512(x, _mm512_srli_epi32(x, 13)), kMixLast);
+    x = _mm512_xor_si512(x, _mm512_srli_epi32(x, 16));
+    return {_mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_srli_epi32(x, 8)), _mm512_set1_ps(0x1p-24F))};
+  }
+  ZR_INLINE void store(std::int8_t* p) const {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));
+  }
+  static ZR_INLINE Avx512 load(const std::int8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+  }
+  template <unsigned kExponent, unsigned kMantissa>
+  ZR_INLINE void store_parts(std::int8_t* p) const {
+    constexpr unsigned kRest = kExponent + kMantissa;
+    const __m512i x = _mm512_castps_si512(v);
+    const __m512i rest = _mm512_and_epi32(_mm512_srli_epi32(x, 23 - kMantissa), _mm512_set1_epi32((1 << kRest) - 1));
+    const __m512i wide = _mm512_or_epi32(rest, _mm512_slli_epi32(_mm512_srli_epi32(x, 31), kRest));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(wide));
+  }
+  template <unsigned kExponent, unsigned kMantissa>
+  static ZR_INLINE Avx512 load_parts(const std::int8_t* p) {
+    constexpr unsigned kRest = kExponent + kMantissa;
+    constexpr int kParts = static_cast<int>(0x80000000U | ((1U << kRest) - 1U) << (23U - kMantissa));
+    const __m512i code = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    // Copies of the sign fill what lies between it and the exponent; the mask takes them away.
+    const __m512i placed = _mm512_srai_epi32(_mm512_slli_epi32(code, 31 - kRest), 8 - kExponent);
+    return {_mm512_castsi512_ps(_mm512_and_epi32(placed, _mm512_set1_epi32(kParts)))};
+  }
+  ZR_INLINE Avx512 power() const { return {_mm512_and_ps(v, _mm512_castsi512_ps(_mm512_set1_epi32(0x7f800000)))}; }
+  ZR_INLINE Avx512 nan_above(float limit) const {
+    const __mmask16 above = _mm512_cmp_ps_mask(magnitude().v, _mm512_set1_ps(limit), _CMP_GT_OQ);
+    return {_mm512_mask_mov_ps(v, above, _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(kQuietNan32))))};
+  }
+  ZR_INLINE unsigned below_zero() const { return _mm512_cmp_ps_mask(v, _mm512_setzero_ps(), _CMP_LT_OQ); }
+  ZR_INLINE Avx512 sign() const {
+    const __m512 one = _mm512_or_ps(_mm512_and_ps(v, _mm512_set1_ps(-0.0F)), _mm512_set1_ps(1.0F));
+    return {_mm512_mask_mov_ps(v, _mm512_cmp_ps_mask(v, _mm512_setzero_ps(), _CMP_NEQ_OQ), one)};
+  }
+  static ZR_INLINE Avx512 signed_by(unsigned positive, Avx512 s) {
+    const auto negative = static_cast<__mmask16>(~positive);
+    return {_mm512_mask_xor_ps(s.v, negative, s.v, _mm512_set1_ps(-0.0F))};
+  }
+
+  /// The lanes whose bits of `chosen` are set, side by side, and their numbers from `first` on. Writes kLanes elements
+  /// to both.
+  ZR_INLINE void store_chosen(unsigned chosen, std::int32_t first, float* values, std::int32_t* numbers) const {
+    const auto mask = static_cast<__mmask16>(chosen);
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i all = _mm512_add_epi32(lanes, _mm512_set1_epi32(first));
+    // Not to memory: that form is slow on some processors.
+    _mm512_storeu_ps(values, _mm512_maskz_compress_ps(mask, v));
+    _mm512_storeu_si512(numbers, _mm512_maskz_compress_epi32(mask, all));
+  }
+  /// 32 bits in memory, for turned().
+  using Word = __m512i;
+  static ZR_INLINE Word word_of(const std::uint8_t* p) {
+    int word = 0;
+    __builtin_memcpy(&word, p, sizeof(word));
+    return _mm512_set1_epi32(word);
+  }
+  /// Lane k is -s where bit first + k of the word is set, else s.
+  static ZR_INLINE Avx512 turned(Word word, int first, Avx512 s) {
+    const __m512i lanes = _mm512_setr_epi32(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16);
+    const __m512i placed = _mm512_sllv_epi32(word, _mm512_sub_epi32(lanes, _mm512_set1_epi32(first)));
+    const __m512i sign = _mm512_set1_epi32(static_cast<int>(0x80000000U));
+    constexpr int kFirstXorBoth = 0x78;  // a ^ (b & c)
+    return {_mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_castps_si512(s.v), placed, sign, kFirstXorBoth))};
+  }
 
  private:
   ZR_INLINE __m256i half() const { return _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
@@ -82,6 +176,15 @@ struct Avx512<double> {
   ZR_INLINE void store(float* p) const { _mm256_storeu_ps(p, _mm512_cvtpd_ps(v)); }
   ZR_INLINE void stream(float* p) const { _mm256_stream_ps(p, _mm512_cvtpd_ps(v)); }
   ZR_INLINE int nonfinite() const { return __builtin_popcount(_mm512_fpclass_pd_mask(v, kNonfiniteClasses)); }
+  ZR_INLINE unsigned below_zero() const { return _mm512_cmp_pd_mask(v, _mm512_setzero_pd(), _CMP_LT_OQ); }
+  ZR_INLINE Avx512 sign() const {
+    const __m512d one = _mm512_or_pd(_mm512_and_pd(v, _mm512_set1_pd(-0.0)), _mm512_set1_pd(1.0));
+    return {_mm512_mask_mov_pd(v, _mm512_cmp_pd_mask(v, _mm512_setzero_pd(), _CMP_NEQ_OQ), one)};
+  }
+  static ZR_INLINE Avx512 signed_by(unsigned positive, Avx512 s) {
+    const auto negative = static_cast<__mmask8>(~positive);
+    return {_mm512_mask_xor_pd(s.v, negative, s.v, _mm512_set1_pd(-0.0))};
+  }
 };
 
 template <>

@@ -54,16 +54,14 @@ std::int64_t extreme_workspace_bytes(const ExtremeSourcesArgs& args) {
 template <class T, bool kGreatest, int kLanes, int kMost, class Launch>
 void launch_extreme(const ExtremeSourcesArgs& args, void* workspace, Launch& launch) {
   auto* const between = static_cast<T*>(workspace);
-  for (int first = 0; first < args.num_sources; first += kMost) {
-    const int count = args.num_sources - first < kMost ? args.num_sources - first : kMost;
-    const bool last = first + count == args.num_sources;
+  for_each_source_part<kMost>(args.num_sources, [&](const SourcePart& part) {
     ExtremeGrid<T, kGreatest, kLanes, kMost> grid{
-        last ? static_cast<T*>(args.dst) : between, first == 0 ? nullptr : between, args.n, count, {}};
-    for (int k = 0; k < count; ++k) {
-      grid.source[k] = args.sources[first + k];
+        part.ends ? static_cast<T*>(args.dst) : between, part.resumes ? between : nullptr, args.n, part.count, {}};
+    for (int k = 0; k < part.count; ++k) {
+      grid.source[k] = args.sources[part.first + k];
     }
     launch(grid, threads_for<kLanes>(args.n));
-  }
+  });
 }
 
 template <int kMost = kMostSources, class Launch>

@@ -1,4 +1,5 @@
 #include <kernels/common/fp_environment.h>
+#include <kernels/common/update_check.h>
 #include <kernels/sgd/sgd.h>
 #include <kernels/sgd/sgd_variants.h>
 #include <zeroth/base/error.h>
@@ -7,13 +8,7 @@ namespace zeroth::kernels {
 
 void sgd_step(const SgdArgs& args, Isa isa) {
   const ErrorContext where{.where = "kernels.sgd"};
-  ZR_CHECK(args.n >= 0, ErrorCode::kUsage, "negative element count", where);
-  ZR_CHECK(args.dtype == DType::kFloat32 || args.dtype == DType::kFloat64, ErrorCode::kUsage,
-           "SGD states are float32 or float64", where);
-  ZR_CHECK((args.low == nullptr && args.master == nullptr) || args.dtype == DType::kFloat32, ErrorCode::kUsage,
-           "masters of 16-bit parameters are float32", where);
-  ZR_CHECK(args.low == nullptr || args.master == nullptr, ErrorCode::kUsage, "masters in halves and whole ones at once",
-           where);
+  detail::require_update("SGD", args, where);
   ZR_CHECK(args.n == 0 || args.hyper.momentum == 0.0 || args.momentum != nullptr, ErrorCode::kUsage,
            "momentum without a momentum buffer", where);
   detail::require_supported(isa, "sgd");

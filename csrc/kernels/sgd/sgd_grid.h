@@ -24,9 +24,7 @@ struct SgdGrid {
 
 template <class Launch>
 bool sgd_on_grid(const SgdArgs& args, Launch& launch) {
-  if (args.n < 0 || (args.dtype != DType::kFloat32 && args.dtype != DType::kFloat64) ||
-      ((args.low != nullptr || args.master != nullptr) && args.dtype != DType::kFloat32) ||
-      (args.low != nullptr && args.master != nullptr) ||
+  if (args.n < 0 || !are_params(args.dtype, args.low, args.master) ||
       (args.n > 0 && args.hyper.momentum != 0.0 && args.momentum == nullptr)) {
     return false;
   }
