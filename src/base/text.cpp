@@ -98,6 +98,12 @@ std::string join(std::span<const std::string> parts, std::string_view separator)
   return text;
 }
 
+std::string shape_text(std::span<const std::int64_t> shape) {
+  std::vector<std::string> extents;
+  for (const std::int64_t extent : shape) extents.push_back(std::to_string(extent));
+  return "[" + join(extents, ", ") + "]";
+}
+
 std::string few(std::span<const std::string> parts) {
   constexpr std::size_t kMost = 10;
   const std::string first = join(parts.first(std::min(kMost, parts.size())), ", ");

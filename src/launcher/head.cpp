@@ -82,7 +82,8 @@ int run_job(const Options& options, const Console& console) {
     if (!end.restart) {
       return end.exit_code;
     }
-    if (is_head) console.say(fmt::format("restart {} of {}", attempt.restart + 1, options.max_restarts));
+    const std::string site = options.site < 0 ? "" : fmt::format("site {}: ", options.site);
+    if (is_head) console.say(fmt::format("{}restart {} of {}", site, attempt.restart + 1, options.max_restarts));
   }
 }
 

@@ -33,7 +33,7 @@ void LineMerger::write_first() {
   auto [line, ranks, due] = waiting_.take_first();
   std::ranges::sort(ranks);
   waiting_bytes_ -= line.size();
-  sink_->queue() += fmt::format("[{}{}] {}", ranks.size() > 1 ? "ranks " : "", describe_ranks(ranks), line);
+  sink_->queue() += fmt::format("[{}{}{}] {}", mark_, ranks.size() > 1 ? "ranks " : "", describe_ranks(ranks), line);
 }
 
 }  // namespace zeroth::launcher

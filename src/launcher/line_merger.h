@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace zeroth::launcher {
@@ -20,7 +21,9 @@ class LineMerger {
  public:
   using TimePoint = SteadyClock::time_point;
 
-  LineMerger(OutputSink& sink, int num_ranks) : sink_(&sink), num_ranks_(static_cast<std::size_t>(num_ranks)) {}
+  /// `mark`: "1:" in site 1, before the ranks.
+  LineMerger(OutputSink& sink, int num_ranks, std::string mark = "")
+      : sink_(&sink), num_ranks_(static_cast<std::size_t>(num_ranks)), mark_(std::move(mark)) {}
 
   /// `line` with its end, which stays as it is.
   void add(int rank, std::string_view line, TimePoint now);
@@ -35,6 +38,7 @@ class LineMerger {
 
   OutputSink* sink_;
   std::size_t num_ranks_;
+  std::string mark_;
   SaidOnce<int> waiting_;
   std::size_t waiting_bytes_ = 0;
 };

@@ -7,6 +7,7 @@
 #include "launcher/options.h"
 #include "launcher/output.h"
 #include "launcher/signals.h"
+#include "launcher/site_job.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/failpoint.h>
@@ -83,6 +84,7 @@ int run(std::span<const char* const> arguments, bool closed_output) {
     write_all(STDOUT_FILENO, describe_plan(options, current_environment()));
     return 0;
   }
+  take_site_variables(options);
   if (const std::string faults = variable_or_empty(kFailpointVariable); !faults.empty())
     arm_failpoints(parse_failpoints(faults), options.node);
   SignalInbox inbox;
@@ -98,6 +100,7 @@ int run(std::span<const char* const> arguments, bool closed_output) {
         "warning: standard output is closed: what the ranks write there is lost; hint: > FILE, or > /dev/null if that "
         "is wanted");
   }
+  if (options.num_sites > 0 && options.site < 0) return run_sites(options, arguments, console);
   return run_job(options, console);
 }
 

@@ -1,6 +1,7 @@
 #include "launcher/options.h"
 
 #include "hosts/option_values.h"
+#include "hosts/site_messages.h"
 #include "hosts/text_cursor.h"
 #include "launcher/environment.h"
 #include "launcher/foreign_options.h"
@@ -38,7 +39,10 @@ constexpr std::array kOwned{"RANK",
                             "ZEROTH_BOUND_CORES",
                             "ZEROTH_ENDED_RANKS",
                             "ZEROTH_JOB_ID",
-                            "ZEROTH_RESTART_COUNT"};
+                            "ZEROTH_RESTART_COUNT",
+                            "ZEROTH_SITE",
+                            "ZEROTH_SITES_AT",
+                            "ZEROTH_SITES_SECRET"};
 
 /// --env NAME=VALUE; not of the variables that say who a rank is.
 std::pair<std::string, std::string> parse_assignment(const std::string& text) {
@@ -139,6 +143,10 @@ struct Raw {
   std::string rendezvous;
   std::string bind;
   std::string max_restarts;
+  std::string num_sites;
+  std::string site;
+  std::string site_hub;
+  std::string sites_at;
   std::vector<std::string> assignments;
   bool is_module = false;
   bool no_prefix = false;
@@ -217,6 +225,19 @@ void declare_nodes(CLI::App& app, Options& options, Raw& raw) {
       ->group(group);
 }
 
+void declare_sites(CLI::App& app, Raw& raw) {
+  const std::string group = "Sites that train apart, and outlive each other (docs/slow-links.md)";
+  app.add_option("--sites", raw.num_sites,
+                 "Run the ranks as S jobs, with a hub between them; --max-restarts is of each")
+      ->type_name("S")
+      ->group(group);
+  app.add_option("--site", raw.site, "Run this site of them alone, from 0")->type_name("K")->group(group);
+  app.add_option("--sites-at", raw.sites_at, "Where its hub is (ZEROTH_SITES_AT)")
+      ->type_name("HOST:PORT")
+      ->group(group);
+  app.add_option("--hub", raw.site_hub, "Run the hub alone, which listens there")->type_name("HOST:PORT")->group(group);
+}
+
 constexpr bool is_letter(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
@@ -267,8 +288,9 @@ void refuse_elastic(const std::string& nodes) {
 
 void check_nodes(const CLI::App& app, Options& options, const Raw& raw) {
   if (!given(app, "--nnodes")) {
+    const bool of_sites = given(app, "--hub") || given(app, "--sites-at");
     for (const char* option : {"--node-rank", "--rdzv", "--rdzv-secret-file"}) {
-      if (given(app, option))
+      if (given(app, option) && !(of_sites && option == std::string_view("--rdzv-secret-file")))
         refuse_usage("this option needs the number of nodes", {.which = option, .hint = "add --nnodes"});
     }
     return;
@@ -290,6 +312,53 @@ void check_nodes(const CLI::App& app, Options& options, const Raw& raw) {
     refuse_usage("an empty value", {.which = "--rdzv-secret-file"});
   if (options.node > 0 && options.forward_stdin) refuse_usage("rank 0 is on node 0", {.which = "--stdin"});
   if (!given(app, "--connect-timeout")) options.connect_timeout = Milliseconds{300'000};
+}
+
+/// After the number of ranks is known.
+void check_sites(const CLI::App& app, Options& options, const Raw& raw) {
+  if (!given(app, "--sites")) {
+    for (const char* option : {"--site", "--sites-at", "--hub"}) {
+      if (given(app, option))
+        refuse_usage("this option needs the number of sites", {.which = option, .hint = "add --sites"});
+    }
+    return;
+  }
+  options.num_sites = parse_integer("--sites", raw.num_sites, 2, kMostSites, "the number of sites");
+  if (given(app, "--sites-at")) options.sites_at = parse_endpoint("--sites-at", raw.sites_at);
+  if (given(app, "--hub")) {
+    options.site_hub = parse_endpoint("--hub", raw.site_hub);
+    if (given(app, "--site")) refuse_usage("a hub is no site", {.which = "--site", .hint = "give --hub or --site"});
+    return;
+  }
+  const bool alone = given(app, "--sites-at");
+  if (alone && !given(app, "--site")) refuse_usage("which of the sites is missing", {.which = "--site"});
+  if (given(app, "--site"))
+    options.site = parse_integer("--site", raw.site, 0, options.num_sites - 1, "the number of this site");
+  if (!alone) {
+    for (const char* option : {"--hostfile", "--hosts", "--nnodes", "--launcher", "--stdin", "--dry-run"}) {
+      if (given(app, option)) {
+        refuse_usage("sites that one zeroth-run starts are on this host",
+                     {.which = option,
+                      .hint = "start a hub (--hub), and each site with its own zeroth-run (--site, --sites-at)"});
+      }
+    }
+    if (options.bind == BindCores::kOn) {
+      refuse_usage("sites on one host share its cores",
+                   {.which = "--bind-cores", .expected = "auto or off beside --sites", .got = "on"});
+    }
+    options.bind = BindCores::kOff;
+    if (options.num_ranks % options.num_sites != 0) {
+      refuse_usage("the ranks do not divide into sites of one size",
+                   {.which = "-n",
+                    .expected = fmt::format("a multiple of {}, the sites", options.num_sites),
+                    .got = std::to_string(options.num_ranks)});
+    }
+    if (options.site >= 0) options.num_ranks /= options.num_sites;
+  }
+  if (options.site < 0) return;
+  const std::string name = fmt::format("site{}", options.site);
+  if (!options.log_directory.empty()) options.log_directory += "/" + name;
+  if (!options.json_file.empty()) options.json_file += "." + name;
 }
 
 /// What another launcher would not do is refused, not dropped.
@@ -367,7 +436,7 @@ void check(const CLI::App& app, Options& options, const Raw& raw) {
   check_launcher(app, options);
   check_hosts(app, options, raw);
   check_nodes(app, options, raw);
-  read_number_of_ranks(app, options, raw);
+  if (!given(app, "--hub")) read_number_of_ranks(app, options, raw);
   options.prefix = !raw.no_prefix;
   options.merge = options.prefix && !raw.no_merge;
   if (given(app, "--log-dir") && options.log_directory.empty()) {
@@ -378,6 +447,7 @@ void check(const CLI::App& app, Options& options, const Raw& raw) {
   if (given(app, "--max-restarts")) {
     options.max_restarts = parse_integer("--max-restarts", raw.max_restarts, 0, 1000, "the number of restarts");
   }
+  check_sites(app, options, raw);
   if (given(app, "--timeout")) options.timeout = parse_seconds("--timeout", raw.timeout);
   if (given(app, "--grace")) options.grace = parse_seconds("--grace", raw.grace);
   if (given(app, "--preempt-grace")) options.preempt_grace = parse_seconds("--preempt-grace", raw.preempt_grace);
@@ -403,6 +473,7 @@ CommandLine parse_command_line(std::span<const char* const> arguments) {
   declare(app, options, raw);
   declare_hosts(app, options, raw);
   declare_nodes(app, options, raw);
+  declare_sites(app, raw);
   app.add_flag_callback(
       "--list-failpoints", [] { throw CLI::CallForVersion(list_of_failpoints(), 0); },
       "Print the sites that ZEROTH_FAULTS can name and exit");
@@ -420,7 +491,7 @@ CommandLine parse_command_line(std::span<const char* const> arguments) {
   } catch (const CLI::ParseError& error) {
     refuse_usage(in_our_words(error.what()));
   }
-  options.command = take_command(app.remaining(), app);
+  if (app.count("--hub") == 0) options.command = take_command(app.remaining(), app);
   check(app, options, raw);
   return {.options = std::move(options)};
 }

@@ -40,14 +40,20 @@ struct Options {
   std::string secret_file{};             ///< --rdzv-secret-file; "" = ZEROTH_RDZV_SECRET
   Milliseconds connect_timeout{60'000};  ///< with nodes 300 s
   Milliseconds lost_after{10'000};       ///< a host that is silent for so long is lost
+  int num_sites = 0;                     ///< --sites: jobs of their own, with a hub between them; 0 = no
+  int site = -1;                         ///< --site: this process is that one; -1 = all of them, or the hub
+  Endpoint site_hub{};                   ///< --hub: this process is the hub alone, and listens there
+  Endpoint sites_at{};                   ///< --sites-at: where the hub of this site is; port 0 = as the variables say
   std::string launcher{};                ///< "mpirun" or "srun" does it; "" = we do
   bool dry_run = false;                  ///< only print who would run where
   BindCores bind = BindCores::kAuto;
-  int max_restarts = 0;                                            ///< starts of the whole job after the first
-  std::string json_file{};                                         ///< status lines; "" = none
+  int max_restarts = 0;     ///< starts of the whole job, or of each site, after the first
+  std::string json_file{};  ///< status lines; "" = none
   std::vector<std::pair<std::string, std::string>> environment{};  ///< --env, in order; names are valid
   std::vector<std::string> command{};  ///< program and its arguments, at least one; or kModule, module, arguments
 
+  /// "1:" in site 1, before numbers of ranks in output.
+  [[nodiscard]] std::string site_mark() const { return site < 0 ? "" : std::to_string(site) + ":"; }
   [[nodiscard]] bool several_hosts() const { return !hostfile.empty() || !hosts.empty(); }
 };
 

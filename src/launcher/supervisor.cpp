@@ -58,14 +58,15 @@ Supervisor::Supervisor(const Options& options, const Console& console, const Att
       attempt_(attempt),
       inbox_(&console.inbox),
       sinks_{&console.out, &console.err},
-      mergers_{LineMerger(console.out, options.num_ranks), LineMerger(console.err, options.num_ranks)},
+      mergers_{LineMerger(console.out, options.num_ranks, options.site_mark()),
+               LineMerger(console.err, options.num_ranks, options.site_mark())},
       timeout_at_(attempt.timeout.at) {
   if (!options.log_directory.empty()) forget_records(options.log_directory, options.num_ranks);
   outputs_.reserve(2 * static_cast<std::size_t>(options.num_ranks));
   for (int rank = 0; rank < options.num_ranks; ++rank) {
     for (const Stream stream : {Stream::kOut, Stream::kErr}) {
       LineMerger& merger = mergers_[sinks_[index_of(stream)] == sinks_[0] ? 0 : 1];
-      LineStyle style{.prefix = options.prefix ? fmt::format("[{}] ", rank) : "",
+      LineStyle style{.prefix = options.prefix ? fmt::format("[{}{}] ", options.site_mark(), rank) : "",
                       .pass_through = !options.prefix && options.num_ranks == 1};
       if (options.merge && options.num_ranks > 1) {
         style = {.taker = [&merger, rank](std::string_view line) { merger.add(rank, line, SteadyClock::now()); }};
@@ -90,7 +91,8 @@ void Supervisor::write_notes(TimePoint now) {
 
 void Supervisor::write(std::string_view text) {
   for (LineMerger& merger : mergers_) merger.flush_all();
-  sinks_[1]->queue() += fmt::format("zeroth-run: {}\n", text);
+  const std::string site = options_.site < 0 ? "" : fmt::format("site {}: ", options_.site);
+  sinks_[1]->queue() += fmt::format("zeroth-run: {}{}\n", site, text);
 }
 
 JobEnd Supervisor::run() {

@@ -4,6 +4,7 @@
 #include "support/sanitizer.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/failpoint.h>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -106,6 +107,14 @@ void expect_mismatch(const WorldParam& world, const Case& item, bool in_another_
 TEST_P(StartedMismatch, AnotherMessageThanExpectedIsNamedOnBothSides) {
   ZR_SKIP_UNDER_TSAN(GetParam());
   for (std::size_t index = 0; index < cases().size(); ++index) expect_mismatch(GetParam(), cases()[index], index == 1);
+}
+
+/// The receiver refuses the message and leaves between two looks of the sender.
+TEST_P(StartedMismatch, IsNotTheLossOfAReceiverThatHasLeft) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  arm_failpoints(parse_failpoints("shm.look:sleep=60"), 0);
+  expect_mismatch(GetParam(), cases().front(), false);
+  disarm_failpoints();
 }
 
 TEST_P(StartedFaults, AWaitEndsAtTheDeadlineAndSaysHowFarItCame) {

@@ -69,6 +69,7 @@ inline constexpr auto kFailpoints = std::to_array<FailpointRow>({
      kDirections},
     {"shm.*.data", "src/comm/shm/point_transfer.cpp", "the header has gone or come, data has not",
      FailpointKind::kThrowing, kDirections},
+    {"shm.look", "src/comm/shm/point_transfer.cpp", "a started message is not done, and its peer may leave now"},
     {"shm.wait_until", "src/comm/shm/shared_memory_engine.cpp", "before a one-sided wait"},
     {"shm.depart", "src/comm/shm/shared_memory_engine.cpp", "before peers are told that this rank leaves",
      FailpointKind::kNoThrow},
@@ -114,6 +115,11 @@ inline constexpr auto kFailpoints = std::to_array<FailpointRow>({
     // The store.
     {"store.ask", "src/comm/store/store_socket.cpp", "a client, before its request"},
     {"store.answer", "src/comm/store/store_socket.cpp", "the server, with a request that it has read"},
+    // Between sites that are jobs of their own.
+    {"sites.put", "src/comm/sites/site_client.cpp", "before this rank's message of an exchange is given to the hub"},
+    {"sites.take", "src/comm/sites/site_client.cpp",
+     "the hub has been given this rank's message, and its decision has not been read"},
+    {"sites.give_state", "src/comm/sites/site_client.cpp", "before a site that comes back is given this rank's state"},
     // One rank tells the others about its failure, or gets theirs: failures during a failure.
     {"abort.tell", "src/comm/shm/peers.cpp", "before the others can see that this rank stops the job",
      FailpointKind::kNoThrow},
@@ -129,9 +135,14 @@ inline constexpr auto kFailpoints = std::to_array<FailpointRow>({
      "the group's sums are complete, the other groups have not been told"},
     {"matched.reduce", "src/zero/matched_exchange.cpp", "before a bucket is reduced by a collective"},
     {"matched.combine", "src/zero/matched_sums.cpp", "before the sums of groups are added up"},
+    // Messages in the place of gradients.
+    {"signs.send", "src/zero/sign_reduction.cpp", "messages of a flat are formed, and none has gone"},
+    {"signs.sum", "src/zero/sign_reduction.cpp",
+     "an owner has all messages for its piece, and has not sent the result"},
     // A step.
     {"engine.vote", "src/engine/engine.cpp", "the gradients are complete, the ranks have not voted on them"},
     {"engine.update", "src/engine/engine.cpp", "voted for, no parameter has changed"},
+    {"engine.messages", "src/engine/message_round.cpp", "voted for, no message has gone"},
     {"engine.publish", "src/engine/engine.cpp", "the own shard is updated, nobody has been told"},
     {"engine.committed", "src/engine/engine.cpp", "the step is done on this rank"},
     // The launcher, whose rank is the number of its node.

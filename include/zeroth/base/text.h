@@ -22,6 +22,8 @@ namespace zeroth {
 /// most a third of the longer name, and 1 is always allowed.
 [[nodiscard]] std::string nearest_name(std::string_view name, std::span<const std::string> candidates);
 [[nodiscard]] std::string join(std::span<const std::string> parts, std::string_view separator);
+/// "[2, 3]", "[]".
+[[nodiscard]] std::string shape_text(std::span<const std::int64_t> shape);
 /// The first ten of a list, for a message: "a, b and 12 more".
 [[nodiscard]] std::string few(std::span<const std::string> parts);
 /// "rank 3", "ranks 1, 2", "ranks 0-7, 9"; sorted. Very many runs are shortened: "ranks 0, 2, 4, ... and 490 more".

@@ -130,7 +130,13 @@ int Peers::awaited(const GroupView& view, FunctionRef<WaitContext()> context) co
 }
 
 void Peers::check(const GroupView& view, const Deadline& deadline, FunctionRef<WaitContext()> context) {
-  if (const std::optional<Failure> failure = find_failure(view, deadline, context)) raise(view, context, *failure);
+  check(view, deadline, [] { return false; }, context);
+}
+
+void Peers::check(const GroupView& view, const Deadline& deadline, FunctionRef<bool()> predicate,
+                  FunctionRef<WaitContext()> context) {
+  const std::optional<Failure> failure = find_failure(view, deadline, context);
+  if (failure && !predicate()) raise(view, context, *failure);
   check_interrupt();
 }
 

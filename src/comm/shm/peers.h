@@ -72,6 +72,9 @@ class Peers {
   void wait(const GroupView& view, FunctionRef<bool()> predicate, FunctionRef<WaitContext()> context);
   /// Throws if somebody whom the context awaits is lost, or the job is aborted, or the deadline has passed.
   void check(const GroupView& view, const Deadline& deadline, FunctionRef<WaitContext()> context);
+  /// Likewise, unless predicate() holds once the failure is known: the peer may have done its part before it left.
+  void check(const GroupView& view, const Deadline& deadline, FunctionRef<bool()> predicate,
+             FunctionRef<WaitContext()> context);
   /// Wakes sleepers among these ranks.
   void notify(std::span<const int> world_ranks) noexcept;
   void throw_if_aborted(const GroupView& view, FunctionRef<WaitContext()> context) const;

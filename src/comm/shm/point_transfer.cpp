@@ -242,8 +242,7 @@ class SharedMemoryEngine::StartedPoints final : public PendingPoints {
   bool done() override {
     if (points_.done()) return true;
     engine_->first_error_.guard([this] {
-      engine_->move_points();
-      if (!points_.done()) look_for_peers();
+      if (!move()) look_for_peers();
     });
     return points_.done();
   }
@@ -254,12 +253,21 @@ class SharedMemoryEngine::StartedPoints final : public PendingPoints {
   }
 
  private:
+  bool move() {
+    engine_->move_points();
+    return points_.done();
+  }
+
   /// From time to time: it costs a call of the system for each rank.
   void look_for_peers() {
     const auto now = SteadyClock::now();
     if (now < next_look_) return;
     next_look_ = now + kWaitSlice;
-    engine_->peers_->check(engine_->view(), Deadline(kWaitSlice), [this] { return engine_->context_of(points_); });
+    ZR_FAILPOINT("shm.look");
+    // A peer that refused the message, or took it, may have left since the last look.
+    engine_->peers_->check(
+        engine_->view(), Deadline(kWaitSlice), [this] { return move(); },
+        [this] { return engine_->context_of(points_); });
   }
 
   std::shared_ptr<SharedMemoryEngine> engine_;
