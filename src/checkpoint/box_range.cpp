@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <numeric>
 #include <utility>
 
 namespace zeroth {
@@ -28,8 +29,25 @@ std::int64_t BoxRange::logical_elements() const {
   return product(logical);
 }
 
+BoxRange BoxRange::in_memory() const {
+  if (order.empty()) return *this;
+  BoxRange range{.begin = begin, .end = end};
+  for (const int dim : order) {
+    const auto at = static_cast<std::size_t>(dim);
+    range.logical.push_back(logical[at]);
+    range.offset.push_back(offset[at]);
+    range.shape.push_back(shape[at]);
+  }
+  return range;
+}
+
 bool BoxRange::is_valid() const {
   if (offset.size() != logical.size() || shape.size() != logical.size()) return false;
+  if (!order.empty()) {
+    std::vector<int> dims(logical.size());
+    std::iota(dims.begin(), dims.end(), 0);
+    if (!std::ranges::is_permutation(order, dims)) return false;
+  }
   for (std::size_t dim = 0; dim < logical.size(); ++dim) {
     if (shape[dim] < 0 || offset[dim] < 0 || shape[dim] > logical[dim] || offset[dim] > logical[dim] - shape[dim])
       return false;
@@ -39,6 +57,7 @@ bool BoxRange::is_valid() const {
 }
 
 std::vector<Run> runs_of(const BoxRange& range) {
+  if (!range.order.empty()) return runs_of(range.in_memory());
   std::vector<Run> runs;
   if (range.size() == 0) return runs;
   // Rows of the box: the last dimensions that it has whole, and the one before them.

@@ -1,6 +1,7 @@
 #include "checkpoint/element_reader.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 namespace zeroth::detail {
@@ -21,10 +22,86 @@ std::vector<Known> known_runs(const std::vector<Source>& sources) {
   return known;
 }
 
+constexpr std::size_t kSlabBytes = std::size_t{1} << 20U;
+
+/// Where elements lie that are counted in a box, in its order, or in its tensor, row major.
+class Places {
+ public:
+  explicit Places(const BoxRange& range)
+      : range_(range), in_tensor_(range.logical.size()), in_box_(range.shape.size()) {
+    std::int64_t of_tensor = 1;
+    for (std::size_t dim = range.logical.size(); dim-- > 0;) {
+      in_tensor_[dim] = of_tensor;
+      of_tensor *= range.logical[dim];
+    }
+    std::int64_t of_box = 1;
+    for (std::size_t at = range.shape.size(); at-- > 0;) {
+      const std::size_t dim = range.order.empty() ? at : static_cast<std::size_t>(range.order[at]);
+      in_box_[dim] = of_box;
+      of_box *= range.shape[dim];
+    }
+  }
+
+  /// Of an element of the box.
+  [[nodiscard]] std::int64_t in_tensor(std::int64_t of_box) const {
+    std::int64_t place = 0;
+    for (std::size_t dim = 0; dim < in_box_.size(); ++dim)
+      place += (range_.offset[dim] + of_box / in_box_[dim] % range_.shape[dim]) * in_tensor_[dim];
+    return place;
+  }
+
+  /// Of an element of the tensor; -1 if it is not in the range.
+  [[nodiscard]] std::int64_t in_range(std::int64_t of_tensor) const {
+    std::int64_t place = 0;
+    for (std::size_t dim = 0; dim < in_tensor_.size(); ++dim) {
+      const std::int64_t index = of_tensor / in_tensor_[dim] % range_.logical[dim] - range_.offset[dim];
+      if (index < 0 || index >= range_.shape[dim]) return -1;
+      place += index * in_box_[dim];
+    }
+    return place >= range_.begin && place < range_.end ? place - range_.begin : -1;
+  }
+
+ private:
+  const BoxRange& range_;
+  std::vector<std::int64_t> in_tensor_;  ///< steps between indices of a dimension
+  std::vector<std::int64_t> in_box_;
+};
+
+/// As read_elements(), from ranges in another order: each element by itself. Reads all of the sources.
+bool read_reordered(const BoxRange& has, std::size_t element, const std::vector<Source>& sources,
+                    std::vector<KnownFile>& files, std::span<std::byte> values) {
+  const Places wanted(has);
+  std::vector<bool> known(static_cast<std::size_t>(has.size()), false);
+  std::int64_t found = 0;
+  std::vector<std::byte> slab(kSlabBytes / element * element);
+  for (const Source& source : sources) {
+    const BoxRange& range = source.entry.range;
+    const Places places(range);
+    const auto most = static_cast<std::int64_t>(slab.size() / element);
+    for (std::int64_t begin = range.begin; begin < range.end && found < has.size(); begin += most) {
+      const std::int64_t count = std::min(most, range.end - begin);
+      files[source.file].read(source.entry.begin + static_cast<std::uint64_t>(begin - range.begin) * element,
+                              std::span(slab).first(static_cast<std::size_t>(count) * element));
+      for (std::int64_t at = 0; at < count; ++at) {
+        const std::int64_t place = wanted.in_range(places.in_tensor(begin + at));
+        if (place < 0) continue;
+        std::memcpy(values.data() + static_cast<std::size_t>(place) * element,
+                    slab.data() + static_cast<std::size_t>(at) * element, element);
+        if (!known[static_cast<std::size_t>(place)]) ++found;
+        known[static_cast<std::size_t>(place)] = true;
+      }
+    }
+  }
+  return found == has.size();
+}
+
 }  // namespace
 
 bool read_elements(const BoxRange& has, std::size_t element, const std::vector<Source>& sources,
                    std::vector<KnownFile>& files, std::span<std::byte> values) {
+  const bool in_order =
+      std::ranges::all_of(sources, [&has](const Source& source) { return source.entry.range.order == has.order; });
+  if (!in_order) return read_reordered(has, element, sources, files, values);
   struct Wanted {
     std::size_t file;
     std::uint64_t offset;

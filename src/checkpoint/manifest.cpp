@@ -120,10 +120,14 @@ void require_different(const std::vector<Named>& all, const char* what) {
   for (const Named& one : all) require(names.insert(one.name).second, what);
 }
 
+bool is_known(int format) {
+  return format == kCheckpointFormat || format == kOrderedFormat;
+}
+
 Manifest parse(std::string_view text) {
   const Json json = Json::parse(text);
   Manifest manifest{.format = small_number(json.at("format"))};
-  if (manifest.format != kCheckpointFormat) return manifest;
+  if (!is_known(manifest.format)) return manifest;
   manifest.version = json.at("version");
   manifest.run = json.at("run");
   manifest.step = whole_number(json.at("step"));
@@ -136,6 +140,7 @@ Manifest parse(std::string_view text) {
   manifest.loss_scaler = json.value("loss_scaler", "");
   manifest.accumulation = json.value("accumulation", "");
   manifest.update = json.value("update", "");
+  manifest.local = json.value("local", "");
   if (json.contains("commit")) manifest.commit = whole_number(json.at("commit"));
   if (json.contains("base")) manifest.base = base_of(json.at("base"));
   manifest.user = json.at("user");
@@ -177,6 +182,7 @@ std::string to_text(const Manifest& manifest) {
                {"user", manifest.user},
                {"user_of_rank", manifest.user_of_rank}};
   if (!manifest.update.empty()) json["update"] = manifest.update;
+  if (!manifest.local.empty()) json["local"] = manifest.local;
   if (!manifest.base.name.empty()) json["base"] = {{"name", manifest.base.name}, {"run", manifest.base.run}};
   Json params = Json::array();
   for (const CheckpointParam& param : manifest.params) params.push_back(to_json(param));
@@ -228,11 +234,11 @@ Manifest manifest_of(const std::string& text, const std::string& where) {
   } catch (const std::exception& error) {
     refuse("a manifest is corrupt", where, error.what(), "take an older checkpoint");
   }
-  if (manifest.format != kCheckpointFormat) {
+  if (!is_known(manifest.format)) {
     throw Error(ErrorCode::kCheckpoint, "a checkpoint has another format",
                 {.where = "checkpoint",
                  .which = where,
-                 .expected = std::to_string(kCheckpointFormat),
+                 .expected = std::to_string(kCheckpointFormat) + " or " + std::to_string(kOrderedFormat),
                  .got = std::to_string(manifest.format),
                  .hint = "load it with the version of Zeroth that wrote it, or a newer one"});
   }

@@ -24,6 +24,7 @@ constexpr const char* kOf = "of";  // of a further range of a state: its key
 
 Json to_json(const BoxRange& range) {
   Json json{{"range", {range.begin, range.end}}, {"logical", range.logical}};
+  if (!range.order.empty()) json["order"] = range.order;
   if (range.shape == range.logical) return json;
   json["offset"] = range.offset;
   json["shape"] = range.shape;
@@ -39,6 +40,9 @@ BoxRange range_of(const Json& json) {
   range.begin = whole_number(json.at("range").at(0));
   range.end = whole_number(json.at("range").at(1));
   if (json.contains("tensor")) range.viewed = whole_numbers(json.at("tensor"));
+  if (json.contains("order")) {
+    for (const Json& dim : json.at("order")) range.order.push_back(small_number(dim));
+  }
   return range;
 }
 

@@ -117,6 +117,11 @@ std::optional<Damage> damage_of(const std::string& key, const CheckpointState& a
     damage.what = "a range of another tensor than the manifest's";
     return damage;
   }
+  for (const Source& source : sources) {
+    if (source.entry.range.order == sources.front().entry.range.order) continue;
+    damage.what = "ranges in different orders of memory";
+    return damage;
+  }
   const std::int64_t elements = BoxRange::of_whole(about.shape, 0, 0).logical_elements();  // checked with the manifest
   const detail::Coverage coverage = detail::coverage_of(elements, sources);
   if (coverage.missing > 0) {
@@ -142,6 +147,9 @@ struct CheckpointReader::State {
   std::vector<KnownFile> files;
   std::vector<StoredRange> ranges;
   Sources sources;
+  /// A state that is not row major in the files, whole: the last one that was asked for.
+  std::string ordered_key;
+  std::vector<std::byte> ordered;
 };
 
 CheckpointReader::CheckpointReader(const std::string& checkpoint) : state_(std::make_unique<State>()) {
@@ -169,6 +177,7 @@ void CheckpointReader::add(std::size_t index, const std::string& file, detail::R
                             .bytes = entry.bytes});
   std::vector<Source>& sources = state_->sources[entry.key];
   const bool alike = sources.empty() || (sources.front().entry.range.logical == entry.range.logical &&
+                                         sources.front().entry.range.order == entry.range.order &&
                                          sources.front().entry.dtype == entry.dtype);
   ZR_CHECK(alike, ErrorCode::kCheckpoint, "files of a checkpoint say different things of one state",
            {.where = "checkpoint", .which = state_->path + ", " + entry.key});
@@ -206,9 +215,21 @@ void CheckpointReader::read(const std::string& key, std::int64_t begin, std::int
             .expected = std::to_string(range.logical_elements()) + " elements of " + std::to_string(element) + " bytes",
             .got = "[" + std::to_string(begin) + ", " + std::to_string(end) + ") into " + std::to_string(into.size()) +
                    " bytes"});
-  ZR_CHECK(detail::read_elements(range, static_cast<std::size_t>(element), found->second, state_->files, into),
-           ErrorCode::kCheckpoint, "a checkpoint lacks elements of a state",
-           {.where = "checkpoint.read", .which = state_->path + ", " + key});
+  const auto read_all_of = [&](const BoxRange& wanted, std::span<std::byte> to) {
+    ZR_CHECK(detail::read_elements(wanted, static_cast<std::size_t>(element), found->second, state_->files, to),
+             ErrorCode::kCheckpoint, "a checkpoint lacks elements of a state",
+             {.where = "checkpoint.read", .which = state_->path + ", " + key});
+  };
+  if (first.range.order.empty()) return read_all_of(range, into);
+  if (state_->ordered_key != key) {
+    const BoxRange whole = BoxRange::of_whole(range.logical, 0, range.logical_elements());
+    state_->ordered_key.clear();
+    state_->ordered.resize(static_cast<std::size_t>(whole.end) * element);
+    read_all_of(whole, state_->ordered);
+    state_->ordered_key = key;
+  }
+  std::ranges::copy(std::span(state_->ordered).subspan(static_cast<std::size_t>(begin) * element, into.size()),
+                    into.begin());
 }
 
 std::vector<Damage> find_damage(const std::string& checkpoint) {

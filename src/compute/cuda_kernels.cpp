@@ -24,7 +24,7 @@ class CudaKernels final : public Kernels {
                 {.where = "compute.cuda",
                  .which = std::string(what),
                  .expected = "states in memory of the host",
-                 .hint = "AdamW, Adam and SGD have kernels; train this one on the CPU"});
+                 .hint = "AdamW, Adam, SGD, Lion and LAMB have kernels; train this one on the CPU"});
   }
 
   Arena make_arena(std::size_t bytes, std::string_view name) override {
@@ -106,6 +106,38 @@ class CudaKernels final : public Kernels {
     const CudaDeviceScope scope(cuda_, device_.ordinal(), kWhere);
     check(table_.sgd(&args, stream.native()), "to update parameters");
   }
+  void lion(const kernels::LionArgs& args, const Stream& stream) override {
+    const CudaDeviceScope scope(cuda_, device_.ordinal(), kWhere);
+    check(table_.lion(&args, stream.native()), "to update parameters");
+  }
+  void lamb_measure(const kernels::LambArgs& args, const Stream& stream) override {
+    const CudaDeviceScope scope(cuda_, device_.ordinal(), kWhere);
+    check(table_.lamb_measure(&args, stream.native()), "to measure parameters");
+  }
+  void lamb_apply(const kernels::LambArgs& args, const Stream& stream) override {
+    const CudaDeviceScope scope(cuda_, device_.ordinal(), kWhere);
+    check(table_.lamb_apply(&args, stream.native()), "to update parameters");
+  }
+  void sign_message(const kernels::SignMessageArgs& args, const Stream& stream) override {
+    const CudaDeviceScope scope(cuda_, device_.ordinal(), kWhere);
+    check(table_.sign_message(&args, stream.native()), "to form a message");
+  }
+  void sign_pack(const kernels::SignPackArgs& args, const Stream& stream) override {
+    const CudaDeviceScope scope(cuda_, device_.ordinal(), kWhere);
+    check(table_.sign_pack(&args, stream.native()), "to pack signs");
+  }
+  void sign_sum(const kernels::SignSumArgs& args, const Stream& stream) override {
+    const CudaDeviceScope scope(cuda_, device_.ordinal(), kWhere);
+    check(table_.sign_sum(&args, stream.native()), "to sum signs");
+  }
+  void quantize(const kernels::QuantizeArgs& args, const Stream& stream) override {
+    const CudaDeviceScope scope(cuda_, device_.ordinal(), kWhere);
+    check(table_.quantize(&args, stream.native()), "to make codes");
+  }
+  void dequantize(const kernels::DequantizeArgs& args, const Stream& stream) override {
+    const CudaDeviceScope scope(cuda_, device_.ordinal(), kWhere);
+    check(table_.dequantize(&args, stream.native()), "to sum codes");
+  }
 
  private:
   static constexpr std::string_view kWhere = "compute.cuda";
@@ -144,6 +176,14 @@ const CudaKernelTable& load_cuda_kernels() {
     CudaKernelTable table;
     library.find(table.adamw, "zeroth_cuda_adamw");
     library.find(table.sgd, "zeroth_cuda_sgd");
+    library.find(table.lion, "zeroth_cuda_lion");
+    library.find(table.lamb_measure, "zeroth_cuda_lamb_measure");
+    library.find(table.lamb_apply, "zeroth_cuda_lamb_apply");
+    library.find(table.sign_message, "zeroth_cuda_sign_message");
+    library.find(table.sign_pack, "zeroth_cuda_sign_pack");
+    library.find(table.sign_sum, "zeroth_cuda_sign_sum");
+    library.find(table.quantize, "zeroth_cuda_quantize");
+    library.find(table.dequantize, "zeroth_cuda_dequantize");
     library.find(table.bucket, "zeroth_cuda_bucket");
     library.find(table.fill_zero, "zeroth_cuda_fill_zero");
     library.find(table.norm_blocks, "zeroth_cuda_norm_blocks");

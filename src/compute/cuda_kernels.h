@@ -14,6 +14,14 @@ namespace zeroth::detail {
 struct CudaKernelTable {
   CudaStatus (*adamw)(const kernels::AdamWArgs* args, void* stream) = nullptr;
   CudaStatus (*sgd)(const kernels::SgdArgs* args, void* stream) = nullptr;
+  CudaStatus (*lion)(const kernels::LionArgs* args, void* stream) = nullptr;
+  CudaStatus (*lamb_measure)(const kernels::LambArgs* args, void* stream) = nullptr;
+  CudaStatus (*lamb_apply)(const kernels::LambArgs* args, void* stream) = nullptr;
+  CudaStatus (*sign_message)(const kernels::SignMessageArgs* args, void* stream) = nullptr;
+  CudaStatus (*sign_pack)(const kernels::SignPackArgs* args, void* stream) = nullptr;
+  CudaStatus (*sign_sum)(const kernels::SignSumArgs* args, void* stream) = nullptr;
+  CudaStatus (*quantize)(const kernels::QuantizeArgs* args, void* stream) = nullptr;
+  CudaStatus (*dequantize)(const kernels::DequantizeArgs* args, void* stream) = nullptr;
   CudaStatus (*bucket)(const kernels::detail::BucketArgs* args, std::int64_t* nonfinite, void* stream) = nullptr;
   CudaStatus (*fill_zero)(void* dst, std::int64_t bytes, void* stream) = nullptr;
   CudaStatus (*norm_blocks)(const void* src, DType dtype, std::int64_t n, double* sums, void* stream) = nullptr;

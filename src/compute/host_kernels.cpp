@@ -96,6 +96,22 @@ class HostKernels final : public Kernels {
   }
   void adamw(const kernels::AdamWArgs& args, const Stream& /*stream*/) override { kernels::adamw_step(args, isa_); }
   void sgd(const kernels::SgdArgs& args, const Stream& /*stream*/) override { kernels::sgd_step(args, isa_); }
+  void lion(const kernels::LionArgs& args, const Stream& /*stream*/) override { kernels::lion_step(args, isa_); }
+  void lamb_measure(const kernels::LambArgs& args, const Stream& /*stream*/) override {
+    kernels::lamb_measure(args, isa_);
+  }
+  void lamb_apply(const kernels::LambArgs& args, const Stream& /*stream*/) override { kernels::lamb_apply(args, isa_); }
+  void sign_message(const kernels::SignMessageArgs& args, const Stream& /*stream*/) override {
+    kernels::sign_message(args, isa_);
+  }
+  void sign_pack(const kernels::SignPackArgs& args, const Stream& /*stream*/) override {
+    kernels::sign_pack(args, isa_);
+  }
+  void sign_sum(const kernels::SignSumArgs& args, const Stream& /*stream*/) override { kernels::sign_sum(args, isa_); }
+  void quantize(const kernels::QuantizeArgs& args, const Stream& /*stream*/) override { kernels::quantize(args, isa_); }
+  void dequantize(const kernels::DequantizeArgs& args, const Stream& /*stream*/) override {
+    kernels::dequantize(args, isa_);
+  }
 
  private:
   /// Forms elements at `target` piece by piece (place, first element, elements), with their norm.

@@ -1,4 +1,5 @@
 // Engine: an accumulation ends before its last micro-step, with an update or without one.
+#include "engine/coded_step.h"
 #include "engine/commit_vote.h"
 #include "engine/early_update.h"
 #include "engine/own_operations.h"
@@ -29,8 +30,11 @@ void Engine::discard_gradients() {
             .hint = "leave zero_grad() out of the loop: each update starts with empty gradients. end_accumulation() "
                     "updates with fewer micro-steps"});
   const int dropped = micro_step_;
+  if (code_) code_->announce(/*complete=*/false);
   const CommitVote vote = together([&] {
     uneven_join_->announce(own_->discard);
+    std::vector<int> left_out;
+    (void)choose_summed(left_out);
     return cast_vote(/*idle=*/false, /*discards=*/true);
   });
   had_backward_ = false;
@@ -49,6 +53,9 @@ void Engine::discard_gradients() {
 StepResult Engine::end_accumulation() {
   ZR_CHECK(gathers_.empty(), ErrorCode::kUsage, "end_accumulation() of a pipeline",
            {.where = "engine.end_accumulation", .expected = "step_all(), which ends all micro-steps at once"});
+  ZR_CHECK(!code_, ErrorCode::kUsage, "end_accumulation() with a gradient code",
+           {.where = "engine.end_accumulation",
+            .expected = "step() for each of Engine::chunks(), until a result is a boundary"});
   if (had_backward_) {
     StepResult result = step();
     if (result.boundary) return result;

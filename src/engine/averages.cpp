@@ -52,7 +52,7 @@ void Engine::add_average(const std::string& name) {
             .expected = "no \"/\" or \"@\", not weight, and none of " + zeroth::join(state_kinds(), ", ")});
   together([&] {
     meet(own_->average_weights, "a new average " + name);
-    for (const auto& group : groups_) group->memory().add_average(*kernels_, name);
+    for (const auto& group : groups_) group->memory().add_state(*kernels_, StateKind::kAverage, name);
     for_average(name, [this](const StatePiece& weight, const StatePiece& average) {
       const std::vector<std::byte> values =
           PieceReader(weight, *kernels_, resources_->gather_stream).all_of({average.has.begin, average.has.end});

@@ -276,8 +276,8 @@ void throw_other_writes(const OtherWrites& found, const OwnTerms& own, int world
                        .who = "rank " + std::to_string(found.odd) + "/" + std::to_string(world),
                        .hint =
                            "write alike on all ranks, or give the values of one rank to all: "
-                           "engine.load_state_dict(state) takes rank 0's, engine.gathered(parameter, "
-                           "modify_on=rank) that rank's; nothing was changed"};
+                           "engine.load_state_dict(state) takes rank 0's, engine.gathered() with a rank that writes "
+                           "(modify_on=rank in Python) that rank's; nothing was changed"};
   OfMembers<std::int64_t> members(own, found.odd, world);
   constexpr const char* kText = "a script wrote other values to parameters on one rank than on others";
   if (!members.has_own_rank()) {

@@ -85,8 +85,11 @@ std::optional<UpdateTerms> terms_before_vote(const EngineSettings& settings, con
                      .lr_factor = settings.schedule.factor(committed)};
 }
 
-std::string text_of(const EarlyUpdate& early) {
+std::string text_of(const EarlyUpdate& early, const std::optional<FreezeState>& freeze) {
   Json json;
+  if (freeze) json["freeze_step"] = freeze->step;
+  if (freeze && freeze->has_settled) json["has_settled"] = true;
+  if (freeze && freeze->last_sum) json["sum_of_variances"] = hex_float(*freeze->last_sum);
   if (early.last_norm) json["last_norm"] = hex_float(*early.last_norm);
   if (early.is_delayed) {
     std::vector<std::string> groups;
@@ -111,6 +114,11 @@ SavedUpdate saved_update_of(const std::string& text, const std::string& where) {
   try {
     const Json json = Json::parse(text);
     if (json.contains("last_norm")) saved.last_norm = number(json, "last_norm");
+    if (json.contains("freeze_step")) {
+      saved.freeze = FreezeState{.step = json.at("freeze_step").get<std::int64_t>(),
+                                 .has_settled = json.value("has_settled", false)};
+      if (json.contains("sum_of_variances")) saved.freeze->last_sum = number(json, "sum_of_variances");
+    }
     if (!json.contains("delayed")) return saved;
     const Json& delayed = json.at("delayed");
     saved.is_delayed = true;

@@ -9,6 +9,7 @@
 // (GradientStore::are_final()). What no backward has updated is updated after the vote.
 #pragma once
 
+#include "engine/freeze_watch.h"
 #include "engine/updater.h"
 
 #include <cstdint>
@@ -45,7 +46,8 @@ void require_possible(const EngineSettings& settings, bool host_updates);
                                                            std::int64_t committed);
 
 /// What a checkpoint keeps of it, as JSON, doubles as hexadecimal text; "" if nothing. Held gradients are states.
-[[nodiscard]] std::string text_of(const EarlyUpdate& early);
+/// `freeze`: of an optimizer that freezes its variances.
+[[nodiscard]] std::string text_of(const EarlyUpdate& early, const std::optional<FreezeState>& freeze = std::nullopt);
 /// `where`: the checkpoint, for errors. Throws kCheckpoint. `groups`: as text_of(GroupHyper), in the order of there.
 struct SavedUpdate {
   std::optional<double> last_norm{};
@@ -53,6 +55,7 @@ struct SavedUpdate {
   double factor = 1.0;
   double lr_factor = 1.0;
   std::vector<std::string> groups{};
+  std::optional<FreezeState> freeze{};
 };
 [[nodiscard]] SavedUpdate saved_update_of(const std::string& text, const std::string& where);
 

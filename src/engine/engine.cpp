@@ -1,15 +1,21 @@
 #include "base/planted.h"
+#include "engine/coded_plan.h"
+#include "engine/coded_step.h"
 #include "engine/commit_vote.h"
 #include "engine/early_update.h"
+#include "engine/freeze_watch.h"
 #include "engine/operation_table.h"
+#include "engine/optimizer_fit.h"
 #include "engine/own_operations.h"
 #include "engine/phase_clock.h"
+#include "engine/replica_check.h"
 #include "engine/residency_choice.h"
 #include "engine/save_in_flight.h"
 #include "engine/shard_group.h"
 #include "engine/startup_check.h"
 #include "engine/step_outcome.h"
 #include "engine/step_warnings.h"
+#include "engine/tensor_facts.h"
 #include "engine/texts.h"
 #include "engine/transfer_log.h"
 #include "engine/uneven_join.h"
@@ -26,7 +32,9 @@
 #include <sys/vfs.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -54,12 +62,13 @@ Engine::Engine(std::vector<ParamSpec> params, std::vector<UnitSpec> units, Engin
       communicator_(std::move(backend)),
       binder_(binder),
       log_(std::move(logger)),
-      optimizer_(settings_.own_optimizer ? settings_.own_optimizer() : make_optimizer(settings_.optimizer)),
+      optimizer_(optimizer_of(settings_)),
       pool_(std::make_unique<ThreadPool>(settings_.threads)),
       kernels_(settings_.own_kernels ? settings_.own_kernels(device, *pool_) : make_kernels(device, *pool_)),
       host_kernels_(kernels_->on_host() ? nullptr : make_host_kernels(device, *pool_, kernels::best_isa())),
       place_(mesh_place_of(settings_, communicator_.rank(), communicator_.size())),
-      layout_(make_model_layout(std::move(params), std::move(units), degrees_of_groups(settings_, place_))),
+      layout_(make_model_layout(with_separate_vectors(std::move(params), settings_), std::move(units),
+                                degrees_of_groups(settings_, place_))),
       scaler_(settings_.loss_scaling),
       early_(std::make_unique<EarlyUpdate>()) {
   clock_ = std::make_unique<PhaseClock>();
@@ -87,7 +96,9 @@ Engine::Engine(std::vector<ParamSpec> params, std::vector<UnitSpec> units, Engin
             .expected = zeroth::join(optimizer_names(), ", "),
             .hint = "or train it with its states in memory of the host: offload_optimizer.device = cpu"});
   require_possible(settings_, host_updates);
-  require_same_structure(groups_, settings_, communicator_);
+  require_optimizer_fits(settings_, *optimizer_, groups_, kernels_->on_host());
+  require_codes_fit(settings_, *optimizer_, !kernels_->on_host());
+  require_same_structure(groups_, settings_, place_, communicator_);
   for (const auto& group : groups_) require_parameter_slots(group->layout(), group->spec().plan);
   int reported = static_cast<int>(settings_.groups.size());
   for (std::size_t param = 0; param < layout_.params.size(); ++param) {
@@ -95,6 +106,10 @@ Engine::Engine(std::vector<ParamSpec> params, std::vector<UnitSpec> units, Engin
   }
   reported_group_ =
       static_cast<std::size_t>(reported) < settings_.groups.size() ? static_cast<std::size_t>(reported) : 0;
+  if (const std::string lossy = optimizer_->lossy_part(); trains() && !lossy.empty())
+    log_.progress("the run is lossy: optimizer " + std::string(optimizer_->name()) + ", " + lossy);
+  if (const std::string lossy = lossy_part(settings_.plan.codes); !lossy.empty())
+    log_.progress("the run is lossy: " + lossy);
   if (!trains())
     log_.progress("the model has no trainable parameter: the engine gathers and evaluates, and has no optimizer");
   residency_choice_ = choose_residency(groups_, settings_, *optimizer_, host_kernels(), device_, communicator_);
@@ -121,7 +136,8 @@ void Engine::build_groups() {
   groups_ = make_shard_groups(split_, settings_, place_, world(),
                               {.asynchronous = device_.asynchronous(),
                                .narrow_buckets = exchange.narrow_buckets,
-                               .beside_device = !kernels_->on_host()});
+                               .beside_device = !kernels_->on_host(),
+                               .messages = optimizer_->has_messages()});
   settings_.plan = groups_.front()->spec().plan;
 }
 
@@ -221,7 +237,22 @@ void Engine::allocate_groups() {
     group->connect(communicator_.shared_backend(), shares_job && group->has_all_ranks());
     shares_job = shares_job && !group->has_all_ranks();
     group->allocate(*resources_, own_->step, names);
+    group->begin_round(committed_steps_);
   }
+  if (optimizer_->has_facts()) {
+    std::vector<std::string> tensors;
+    for (const auto& group : groups_) std::ranges::copy(group->tensor_names(), std::back_inserter(tensors));
+    const bool is_split = std::ranges::any_of(groups_, [](const auto& group) { return group->splits_tensors(); });
+    tensor_facts_ = std::make_unique<TensorFacts>(communicator_, tensors, is_split);
+    for (const auto& group : groups_) group->set_tensors(*tensor_facts_);
+  }
+  if (settings_.stragglers != 0) {
+    require_code_fits(settings_, world(), data_ranks_, optimizer_->has_messages());
+    code_ = std::make_unique<CodedStep>(communicator_, settings_.stragglers);
+    for (const auto& group : groups_) group->gradients().steer(/*at_end=*/true);
+  }
+  if (optimizer_->freezing())
+    freeze_watch_ = std::make_unique<FreezeWatch>(*optimizer_, settings_.groups, settings_.schedule.warmup_steps);
   say_what_is_not_pinned();
   say_where_files_are();
   uneven_join_ = std::make_unique<UnevenJoin>(communicator_, layout_, *operations_,
@@ -270,6 +301,7 @@ void Engine::set_activity(std::shared_ptr<RankActivity> activity) {
 
 Engine::~Engine() {
   finish_save();
+  follower_.reset();
   groups_.clear();
   communicator_.backend().set_tag_names({});  // they speak of this engine's layout
 }
@@ -415,21 +447,44 @@ StepResult Engine::step() {
   uneven_join_->announce(own_->step);
   uneven_join_->forget_backward();
   // Where the others wait for this rank, they hear of it from the commit vote.
-  const bool votes = world() > 1 && micro_step_ + 1 == settings_.micro_steps;
+  const bool complete = micro_step_ + 1 == settings_.micro_steps;
+  const bool ends = ends_step();
+  const bool votes = world() > 1 && ends;
   if (!had_backward_ && !votes) throw_idle(rank(), world());
   const bool idle = !std::exchange(had_backward_, false);
-  if (++micro_step_ < settings_.micro_steps) {
+  if (!ends) {
+    ++micro_step_;
     for (const auto& group : groups_) group->gradients().set_micro_step(micro_step_);
     enter(Phase::kBetweenSteps);
     return {.step = committed_steps_, .lr = learning_rates()[reported_group_]};
   }
   micro_step_ = 0;
-  StepResult result = together([&] { return finish_step(idle, settings_.micro_steps); });
+  if (code_) code_->announce(complete);
+  // With a gradient code each chunk of the batch counts once.
+  StepResult result = together([&] { return finish_step(idle, code_ ? 1 : settings_.micro_steps); });
   transfer_log_->end_step(transfer_totals());
   ++boundaries_;
   if (activity_) activity_->finish_step(committed_steps_);
   enter(Phase::kBetweenSteps);
   return result;
+}
+
+bool Engine::ends_step() {
+  return micro_step_ + 1 == settings_.micro_steps || (code_ && code_->is_decided());
+}
+
+std::vector<int> Engine::chunks() const {
+  return code_ ? code_->chunks() : std::vector<int>{};
+}
+
+int Engine::choose_summed(std::vector<int>& left_out) {
+  if (!code_) return -1;
+  CodedStep::Summed summed = code_->end();
+  if (!summed.own) {
+    for (const auto& group : groups_) group->gradients().leave_out();
+  }
+  left_out = std::move(summed.left_out);
+  return summed.missing;
 }
 
 void Engine::steer(std::vector<int> gathers) {
@@ -505,7 +560,7 @@ CommitVote Engine::cast_vote(bool idle, bool discards) {
                 .writes = {}};
   std::vector<GroupColors> colors;
   for (const auto& group : groups_) {
-    group->add_norm(ballot.norm);
+    group->add_norm(ballot.norm, data_ranks_);
     ballot.trains.push_back(digest_of(group->trained()));
     ballot.writes.push_back(digest_of(group->writes()));
     colors.push_back(group->colors());
@@ -521,6 +576,7 @@ CommitVote Engine::cast_vote(bool idle, bool discards) {
     }
   }
   CommitVote vote = take_commit_vote(ballot, communicator_, colors);
+  if (code_) vote.uneven_rank = -1;  // as many as each could
   auto next = vote.has_grad.begin();
   for (const auto& group : groups_) {
     if (!group->has_all_ranks()) continue;
@@ -548,6 +604,7 @@ void Engine::forget_gradients() {
   early_->has_absent = false;
   gradient_factor_.reset();
   backward_failed_ = false;
+  for (const auto& group : groups_) group->begin_round(committed_steps_);
 }
 
 void Engine::take_writes() {
@@ -593,6 +650,8 @@ StepResult Engine::finish_step(bool idle, int micro_steps) {
     std::memset(leaked->data(), 1, leaked->size());
   }
   ZR_FAILPOINT("engine.vote");
+  std::vector<int> left_out;
+  const int missing = choose_summed(left_out);
   const CommitVote vote = cast_vote(idle, /*discards=*/false);
   early_->is_torn = vote.updated_rank >= 0;  // until it is committed
   std::exception_ptr failure;
@@ -605,9 +664,14 @@ StepResult Engine::finish_step(bool idle, int micro_steps) {
   if (vote.refused()) forget_gradients();
   if (vote.refused()) require_committed(vote, {});
   throw_if_refused(vote, own_terms(vote.refused_group()), communicator_);
+  if (missing >= 0 && vote.failed_rank < 0) {
+    forget_gradients();
+    throw_none_complete(missing, settings_, world());
+  }
 
   warnings_->look_at(vote, committed_steps_, boundaries_ > 0);
   const bool by_previous_norm = settings_.update.clip_by == ClipBy::kPreviousNorm;
+  const bool has_own_norms = groups_.front()->has_own_norms();
   StepResult result = outcome_of(vote, {.settings = settings_,
                                         .data_ranks = data_ranks_,
                                         .micro_steps = micro_steps,
@@ -615,7 +679,11 @@ StepResult Engine::finish_step(bool idle, int micro_steps) {
                                         .committed = committed_steps_,
                                         .reported_group = reported_group_,
                                         .loss_scale = scaler_.scale(),
+                                        // The root of the mean of the squares of all ranks' own norms: never below the
+                                        // norm of their mean.
+                                        .norm_factor = has_own_norms ? std::sqrt(data_ranks_) : 1.0,
                                         .clip_norm = by_previous_norm ? early_->last_norm : std::nullopt});
+  result.left_out = std::move(left_out);
   if (vote.updated_rank >= 0 && !result.reason.empty()) forget_gradients();
   require_committed(vote, result);
   if (result.reason.empty()) {
@@ -627,6 +695,8 @@ StepResult Engine::finish_step(bool idle, int micro_steps) {
       for (const auto& group : groups_) group->share_sums();
       ZR_FAILPOINT("engine.update");
       if (result.delayed) return delay_update(terms);
+      for (const auto& group : groups_) group->exchange_messages(terms);
+      measure_tensors(terms);
       for (const auto& group : groups_) group->update(terms);
     });
     changed = true;
@@ -640,15 +710,19 @@ StepResult Engine::finish_step(bool idle, int micro_steps) {
   dropped_in_a_row_ = 0;
   if (result.reason.empty()) {
     result.committed = true;
+    result.messages = has_own_norms;
     result.step = ++committed_steps_;
     if (by_previous_norm) early_->last_norm = result.grad_norm;
     early_->is_torn = false;
+    look_at_variances();
   }
   for (const auto& group : groups_) {
     const int wide = group->gradients().first_wide();
     warnings_->look_at_wide_gradient(wide < 0 ? wide : group->part().params[static_cast<std::size_t>(wide)]);
   }
   forget_gradients();
+  if (settings_.compare_replicas && changed)
+    require_same_replicas(groups_, result.messages, communicator_, *kernels_, resources_->gather_stream);
   const bool overflowed = result.cause == SkipCause::kOverflow;
   const bool scale_fell_enough = result.cause == SkipCause::kFailedBackward || scaler_.update(overflowed);
   if (!result.committed) {
@@ -659,7 +733,23 @@ StepResult Engine::finish_step(bool idle, int micro_steps) {
   if (!scale_fell_enough) throw_at_smallest_scale(result);
   settle_save(vote);
   warnings_->count(result);
+  if (follower_ && result.committed) follower_->after_step(result);
   return result;
+}
+
+void Engine::look_at_variances() {
+  if (!freeze_watch_) return;
+  const std::string said =
+      freeze_watch_->after_update(committed_steps_, groups_, communicator_, *kernels_, resources_->gather_stream);
+  if (!said.empty()) log_.progress(said);
+}
+
+void Engine::measure_tensors(const UpdateTerms& terms) {
+  if (!tensor_facts_) return;
+  tensor_facts_->begin(optimizer_->facts(committed_steps_));
+  for (const auto& group : groups_) group->measure(terms, *tensor_facts_);
+  tensor_facts_->combine();
+  for (const auto& group : groups_) group->conclude(terms, *tensor_facts_);
 }
 
 void Engine::publish_updates() {
@@ -849,10 +939,11 @@ MemoryReport Engine::memory_report() const {
                       .residency_choice = residency_choice_,
                       .activation_choice = activation_choice_};
   report.planned.bytes[static_cast<std::size_t>(MemoryState::kStaging)] += settings_.activation_staging();
+  if (follower_) report.planned.bytes[static_cast<std::size_t>(MemoryState::kStaging)] += follower_->held_bytes();
   if (activations_) report.activation_files = activations_->measured_file_bytes();
   for (const auto& group : groups_) {
     report.planned += group->planned_memory(group->spec().plan, optimizer_->states(), settings_.micro_steps);
-    report.planned.bytes[static_cast<std::size_t>(MemoryState::kOptimizer)] += group->memory().average_bytes();
+    report.planned.bytes[static_cast<std::size_t>(MemoryState::kOptimizer)] += group->memory().added_bytes();
     report.planned_files +=
         group->planned_files(optimizer_->states(), settings_.micro_steps, settings_.storage.stripe_bytes);
     for (const BlockSet set : kBlockSets) {
@@ -867,6 +958,7 @@ MemoryReport Engine::memory_report() const {
     report.resident += group->resident_bytes();
     report.transport += group->transport_bytes();
   }
+  if (code_) report.transport += code_->transport_bytes();
   return report;
 }
 
@@ -880,7 +972,8 @@ std::vector<int> Engine::gathers_of(const ShardGroup& group) const {
 WireBytes Engine::planned_wire() const {
   WireBytes wire;
   for (const auto& group : groups_)
-    wire += plan_wire(group->layout(), group->spec().plan, group->rank(), settings_.micro_steps, gathers_of(*group));
+    wire += group->replaced_by_messages(
+        plan_wire(group->layout(), group->spec().plan, group->rank(), settings_.micro_steps, gathers_of(*group)));
   return wire;
 }
 
@@ -904,7 +997,8 @@ TransferReport Engine::transfer_report() const {
   for (const BlockSet set : kBlockSets) {
     FileTraffic planned;
     for (const auto& group : groups_)
-      planned += group->planned_file_traffic(set, optimizer_->states(), settings_.micro_steps, gathers_of(*group));
+      planned += group->planned_file_traffic(set, optimizer_->states(), settings_.micro_steps, gathers_of(*group),
+                                             optimizer_->has_facts() ? 2 : 1);
     if (planned.read_bytes + planned.write_bytes > 0) report.rows[static_cast<std::size_t>(set)].planned = planned;
   }
   const auto has_files = [this](const TransferRow& row) {

@@ -5,6 +5,7 @@
 // until load() has replaced them. Elsewhere an update has nothing that fails as a rule: the rank that fails stops the
 // job.
 #include "engine/early_update.h"
+#include "engine/shard_group.h"
 #include "engine/texts.h"
 
 #include <zeroth/base/error.h>
@@ -117,6 +118,21 @@ void Engine::require_not_torn(const char* what) const {
             .which = what,
             .got = early_->torn_by,
             .hint = "load() of a whole checkpoint brings all ranks to one step again"});
+}
+
+void require_no_local_steps(const ShardGroups& groups, std::int64_t committed, const char* what) {
+  const bool differ = std::ranges::any_of(groups, [](const auto& group) { return group->has_local_steps(); });
+  ZR_CHECK(!differ, ErrorCode::kUsage, "the weights of ranks differ between two synchronisations",
+           {.where = "engine",
+            .which = what,
+            .expected = "a call after a step in which ranks synchronise",
+            .got = std::to_string(committed) + " steps",
+            .hint = "of ZeroOneAdam these are multiples of its interval, see docs/slow-links.md"});
+}
+
+void Engine::require_same_weights(const char* what) const {
+  require_not_torn(what);
+  require_no_local_steps(groups_, committed_steps_, what);
 }
 
 }  // namespace zeroth

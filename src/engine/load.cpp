@@ -1,6 +1,7 @@
 // Engine::load(): states from the files of a checkpoint, by name and element.
 #include "checkpoint/element_reader.h"
 #include "engine/early_update.h"
+#include "engine/freeze_watch.h"
 #include "engine/hyper_text.h"
 #include "engine/own_operations.h"
 #include "engine/piece_io.h"
@@ -34,12 +35,6 @@ using detail::RankEntry;
 using detail::Source;
 
 constexpr std::size_t kValuesAlignment = 64;
-
-std::string shape_text(const std::vector<std::int64_t>& shape) {
-  std::vector<std::string> extents;
-  for (const std::int64_t extent : shape) extents.push_back(std::to_string(extent));
-  return "[" + join(extents, ", ") + "]";
-}
 
 /// "NAME/STATE", "extra/NAME", with the plain name.
 std::string plain_key(const std::string& key) {
@@ -95,12 +90,14 @@ LoadReport Engine::load(const std::string& path, const LoadOptions& given) {
   LoadOptions options = given;
   for (auto& [_, there] : options.names) there = unwrapped_name(there);
   require_between_steps("engine.load");
+  require_no_local_steps(groups_, committed_steps_, "engine.load");
   require_own_weights("load()");
   return together([&] {
     sync(own_->load);
     require_same_folder(path, communicator_, "engine.load");
     settle_save();
     report_failed_save();
+    if (follower_) follower_->settle();
     for (const auto& group : groups_) group->complete_uses();
     LoadReport report;
     // Rank 0 chooses, and all read the same one.
@@ -121,6 +118,7 @@ LoadReport Engine::load(const std::string& path, const LoadOptions& given) {
       unwrapped = take_wrappers_away(report.manifest);
       name_as_there(options, report.manifest);
       read = read_states(report, options);
+      if (follower_) follower_->require_usable(report.manifest.local, options.strict, report.path);
       return Files{};
     });
     require_any_parameter(report.manifest, report.path, options);
@@ -130,6 +128,7 @@ LoadReport Engine::load(const std::string& path, const LoadOptions& given) {
       for (const auto& group : groups_) group->memory().reset_blocks();  // what a disk has damaged is not read again
     }
     take_states(read, report.manifest);
+    if (follower_) follower_->restore(report.missing.empty() ? report.manifest.local : "");
     if (report.missing.empty()) {
       early_->is_torn = false;
       early_->torn_by.clear();
@@ -176,7 +175,9 @@ LoadReport Engine::choose_checkpoint(const std::string& path, const LoadOptions&
                .which = path,
                .expected = "a checkpoint, or a folder with checkpoints",
                .got = report.skipped.empty() ? "none" : zeroth::join(report.skipped, "; "),
-               .hint = inside.empty() ? "" : "there are some in folders inside of it: " + few(inside)});
+               .hint = !inside.empty()          ? "there are some in folders inside of it: " + few(inside)
+                       : report.skipped.empty() ? "if_any = true (if_any=True in Python) begins without one"
+                                                : ""});
 }
 
 void Engine::require_optimizer_of(const Manifest& manifest, const std::string& path, const LoadOptions& options) const {
@@ -256,7 +257,7 @@ void Engine::require_any_parameter(const Manifest& manifest, const std::string& 
             .which = path,
             .expected = few(own),
             .got = few(std::vector<std::string>(there.begin(), there.end())),
-            .hint = "nothing was changed; names = (rename= in Python) says which names belong together"});
+            .hint = "nothing was changed; LoadOptions::names (rename= in Python) says which names belong together"});
 }
 
 Engine::StatesRead Engine::read_states(LoadReport& report, const LoadOptions& options) {
@@ -288,6 +289,10 @@ Engine::StatesRead Engine::read_states(LoadReport& report, const LoadOptions& op
   if (options.strict) require_optimizer_of(manifest, report.path, options);
   StatesRead read;
   const SavedUpdate update = saved_update_of(manifest.update, report.path);
+  if (freeze_watch_ && update.freeze && manifest.optimizer == optimizer_->name()) {
+    freeze_watch_->require_fits(*update.freeze, manifest.step, report.path);
+    read.freeze = update.freeze;
+  }
   const bool can_delay = settings_.update.delayed_after.has_value();
   ZR_CHECK(!update.is_delayed || can_delay || !options.strict, ErrorCode::kCheckpoint,
            "a checkpoint has gradients whose update is delayed, and this training delays none",
@@ -397,6 +402,7 @@ void Engine::take_states(const StatesRead& read, const Manifest& manifest) {
     store(read.pieces[index], read.values[index], *kernels_, resources_->gather_stream);
   }
   *early_ = read.early;
+  if (read.freeze) freeze_watch_->take(*read.freeze);
   settings_.groups = read.groups;
   if (read.scaler) scaler_.set_state(*read.scaler);
   for (const auto& group : groups_) {
@@ -414,6 +420,7 @@ void Engine::take_states(const StatesRead& read, const Manifest& manifest) {
   }
   committed_steps_ = manifest.step;
   if (activity_) activity_->begin_at(committed_steps_);
+  for (const auto& group : groups_) group->begin_round(committed_steps_);
   kernels_->settle(resources_->gather_stream);
   communicator_.barrier("the states of a checkpoint");
   for (const auto& group : groups_) group->parameters().publish();

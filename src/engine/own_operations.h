@@ -61,6 +61,7 @@ struct Engine::OwnOperations {
   OperationId read = row({.name = "a read of states"});
   OperationId write = row({.name = "a write of weights"});
   OperationId average_weights = row({.name = "an average of weights"});
+  OperationId local_updates = row({.name = "local updates"});
   OperationId flush = row({.name = "flush_update()"});
   OperationId barrier = row({.name = "barrier()", .join = part([this](int) { engine.barrier(); })});
 

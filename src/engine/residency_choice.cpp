@@ -82,7 +82,7 @@ double time_update(const Optimizer& optimizer, Kernels& kernels, Device& device,
     kernels.for_ranges(n, [&](std::int64_t from, std::int64_t to) {
       std::vector<std::byte*> states;
       for (std::size_t state = 0; state < declared.size(); ++state) {
-        const bool whole = declared[state].shape == StateShape::kElement || declared[state].shape == StateShape::kRank;
+        const bool whole = has_elements(declared[state].shape);
         states.push_back(memory[state].data() +
                          (whole ? array_bytes(from, declared[state].dtype.value_or(DType::kFloat32)) : 0));
       }

@@ -2,6 +2,7 @@
 #include "checkpoint/rank_file.h"
 #include "engine/accumulation.h"
 #include "engine/early_update.h"
+#include "engine/freeze_watch.h"
 #include "engine/hyper_text.h"
 #include "engine/own_operations.h"
 #include "engine/piece_io.h"
@@ -48,7 +49,8 @@ void Engine::require_between_steps(const char* where) const {
 }
 
 void Engine::require_between_micro_steps(const char* where) const {
-  require_not_torn(where);
+  if (code_) require_between_steps(where);  // ranks may be in different micro-steps
+  require_same_weights(where);
   ZR_CHECK(!had_backward_, ErrorCode::kUsage, "a checkpoint between a backward and its step()",
            {.where = where,
             .expected = "a call after step(), also that of a micro-step, before the next backward",
@@ -78,13 +80,15 @@ Manifest Engine::describe_states() const {
                     .configuration = settings_.configuration};
   for (const GroupHyper& group : settings_.groups) manifest.groups.push_back(text_of(group));
   if (settings_.loss_scaling.is_dynamic()) manifest.loss_scaler = text_of(scaler_.state());
-  manifest.update = text_of(*early_);
+  manifest.update = text_of(*early_, freeze_watch_ ? std::optional(freeze_watch_->state()) : std::nullopt);
+  if (follower_) manifest.local = follower_->saved();
   std::vector<std::size_t> places;  // one a parameter; boxes of one tensor have the same
   std::map<std::string, std::size_t> known;
   for (const ParamSpec& spec : layout_.params) {
     const auto [found, fresh] = known.try_emplace(spec.tensor_name(), manifest.params.size());
     places.push_back(found->second);
     if (!fresh) continue;
+    if (!spec.memory_order.empty()) manifest.format = kOrderedFormat;
     manifest.params.push_back({.name = spec.tensor_name(),
                                .shape = spec.logical_shape.empty() ? spec.shape : spec.logical_shape,
                                .dtype = safetensors_dtype(spec.dtype),
@@ -117,6 +121,7 @@ std::string Engine::save(const std::string& folder, const SaveOptions& options) 
     require_same_writes();
     settle_save();
     report_failed_save();
+    if (follower_) follower_->settle();
     settle_accumulation();
     const std::string run = random_run_name();
     std::unique_ptr<PendingCheckpoint> pending;  // of rank 0
@@ -246,7 +251,8 @@ std::string Engine::describe_all_params() {
   if (alike) return "";
   Json json = Json::array();
   const Manifest own = describe_states();
-  Manifest bare{.world = 1, .params = own.params, .user_of_rank = {""}, .files = {{.name = "none"}}};
+  Manifest bare{
+      .format = own.format, .world = 1, .params = own.params, .user_of_rank = {""}, .files = {{.name = "none"}}};
   const std::vector<std::string> all = gather_texts(to_text(bare), communicator_);
   for (const std::string& text : all) json.push_back(text);
   return json.dump();
@@ -257,7 +263,9 @@ void Engine::add_params_of_others(Manifest& manifest, const std::string& all) {
   std::map<std::string, std::size_t> known;
   for (std::size_t at = 0; at < manifest.params.size(); ++at) known.emplace(manifest.params[at].name, at);
   for (const Json& text : Json::parse(all)) {
-    for (CheckpointParam& param : manifest_of(text.get<std::string>(), "a rank's parameters").params) {
+    Manifest theirs = manifest_of(text.get<std::string>(), "a rank's parameters");
+    manifest.format = std::max(manifest.format, theirs.format);
+    for (CheckpointParam& param : theirs.params) {
       const auto [found, fresh] = known.try_emplace(param.name, manifest.params.size());
       if (fresh) {
         manifest.params.push_back(std::move(param));

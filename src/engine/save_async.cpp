@@ -47,6 +47,7 @@ SaveHandle Engine::save_async(const std::string& folder, const SaveOptions& opti
     require_same_folder(folder, communicator_, "engine.save_async");
     settle_save();
     report_failed_save();
+    if (follower_) follower_->settle();
     settle_accumulation();
     const std::string run = random_run_name();
     std::unique_ptr<PendingCheckpoint> pending;  // of rank 0

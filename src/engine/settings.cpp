@@ -17,7 +17,8 @@ namespace {
 ShardingPlan plan_of(const ZeroConfig& zero, const std::vector<std::string>& axes) {
   ShardingPlan plan = zero_plan(zero.stage, axes);
   if (zero.mics_shard_size > 0) plan = mics_plan(zero.mics_shard_size, axes);
-  if (zero.hpz_partition_size > 1) plan = hpz_plan(zero.hpz_partition_size, axes);
+  // Where parameters travel in codes, they rest split over all ranks, and a group keeps what it has gathered.
+  if (zero.hpz_partition_size > 1 && !zero.quantized_weights) plan = hpz_plan(zero.hpz_partition_size, axes);
   if (zero.parameter_degree > 0) plan.parameter_degree = zero.parameter_degree;
   if (zero.optimizer_degree > 0) plan.optimizer_degree = zero.optimizer_degree;
   plan.gradient_degree = zero.gradient_degree;
@@ -26,6 +27,13 @@ ShardingPlan plan_of(const ZeroConfig& zero, const std::vector<std::string>& axe
   plan.ring_slots = zero.ring_slots;
   plan.prefetch_units = zero.prefetch_units;
   plan.narrow_buckets = zero.narrow_buckets;
+  if (zero.has_codes()) {
+    plan.codes = {.parameter_bits = zero.quantized_weights ? 8 : 0,
+                  .gradient_bits = zero.quantized_gradients ? zero.code_bits : 0,
+                  .feedback = zero.code_feedback,
+                  .node_degree = std::max(zero.code_node_degree, zero.hpz_partition_size),
+                  .block = zero.code_block};
+  }
   return plan;
 }
 
@@ -97,8 +105,8 @@ std::optional<ActivationStoreOptions> activations_of(const ActivationConfig& act
 GroupHyper group_hyper(const Config& config) {
   const OptimizerConfig& optimizer = config.optimizer;
   return {.lr = config.scheduler.base_lr(optimizer.lr),
-          .beta1 = optimizer.betas[0],
-          .beta2 = optimizer.betas[1],
+          .beta1 = optimizer.moments()[0],
+          .beta2 = optimizer.moments()[1],
           .eps = optimizer.eps,
           .weight_decay = optimizer.decay(),
           .momentum = optimizer.momentum,
@@ -107,22 +115,31 @@ GroupHyper group_hyper(const Config& config) {
 }
 
 MeshSpec mesh_of(const Config& config, int world) {
+  const int rows = config.mesh.rows;
   const int sp = config.mesh.sp;
   const int tp = std::max(1, config.mesh.tp);
   const int pp = config.mesh.pp;
-  const std::int64_t inner = std::int64_t{pp} * sp * tp;
+  const std::string others =
+      (pp > 1 ? "pp=" + std::to_string(pp) + ", " : "") + "sp=" + std::to_string(sp) + ", tp=" + std::to_string(tp);
+  ZR_CHECK(rows == 1 || (pp == 1 && sp == 1 && tp == 1), ErrorCode::kConfig,
+           "ranks that share images share nothing else",
+           {.where = "engine.settings",
+            .which = "/zeroth/mesh/rows = " + std::to_string(rows),
+            .expected = "pp=1, sp=1 and tp=1",
+            .got = others});
+  const std::int64_t inner = std::int64_t{pp} * rows * sp * tp;
   const std::int64_t dp = config.mesh.dp > 0 ? config.mesh.dp : world / inner;
   const bool left = config.mesh.dp == 0;
   ZR_CHECK(
       dp >= 1 && dp * inner == world, ErrorCode::kConfig, "the mesh does not fit the number of ranks",
       {.where = "engine.settings",
        .which = "/zeroth/mesh: " + (left ? std::string() : "dp=" + std::to_string(dp) + ", ") +
-                (pp > 1 ? "pp=" + std::to_string(pp) + ", " : "") + "sp=" + std::to_string(sp) +
-                ", tp=" + std::to_string(tp),
+                (rows > 1 ? "rows=" + std::to_string(rows) : others),
        .expected = left ? "a multiple of " + std::to_string(inner) + " ranks" : std::to_string(dp * inner) + " ranks",
        .got = std::to_string(world),
        .hint = left ? "" : "without dp it is what the other axes leave"});
   MeshSpec mesh{{{.name = "dp", .size = static_cast<int>(dp)}, {.name = "sp", .size = sp}, {.name = "tp", .size = tp}}};
+  if (rows > 1) mesh.axes.insert(mesh.axes.begin() + 1, {.name = "rows", .size = rows});
   if (pp > 1) mesh.axes.insert(mesh.axes.begin(), {.name = std::string(kPipelineAxis), .size = pp});
   return mesh;
 }
@@ -161,13 +178,15 @@ EngineSettings make_settings(const Config& config, RankCount ranks, std::vector<
                      .file_bytes = static_cast<std::uint64_t>(config.budget.file_bytes)};
   if (config.mesh.splits_models()) {
     settings.plan.axes = {"dp", "sp"};
+    if (config.mesh.rows > 1) settings.plan.axes.insert(settings.plan.axes.begin() + 1, "rows");
     settings.mesh = mesh;
     settings.batch_axes = {"dp"};
   }
   // A pipeline has other micro-batches between a forward and its backward: nothing is kept in between, or all of it for
   // the whole step.
   if (config.mesh.pp > 1) settings.plan.reshard = keeps_parameters(config) ? Reshard::kStep : Reshard::kAll;
-  (void)settings.plan.degrees(place.size("dp") * place.size("sp"));  // an error now, and not in the engine
+  (void)settings.plan.degrees(place.size("dp") * config.mesh.rows *
+                              place.size("sp"));  // an error now, and not in the engine
   settings.micro_steps = micro_steps_of(config, ranks.world);
   settings.gradient_clipping = config.gradient_clipping;
   settings.update = {.inside_backward = config.update.inside_backward,
@@ -177,11 +196,18 @@ EngineSettings make_settings(const Config& config, RankCount ranks, std::vector<
   settings.groups = std::move(groups);
   settings.optimizer = {
       .type = config.optimizer.rule(),
-      .momentum = std::ranges::any_of(settings.groups, [](const GroupHyper& group) { return group.momentum != 0.0; })};
+      .momentum = std::ranges::any_of(settings.groups, [](const GroupHyper& group) { return group.momentum != 0.0; }),
+      .freeze_step = config.optimizer.freeze_step,
+      .freeze_threshold = config.optimizer.freeze_threshold,
+      .compression = config.optimizer.compression,
+      .lamb = config.optimizer.lamb,
+      .zero_one = config.optimizer.zero_one};
   settings.schedule = config.scheduler.schedule();
   settings.loss_scaling = config.fp16;
   settings.max_nonfinite_steps = config.runtime.max_nonfinite_steps;
   settings.uneven = config.runtime.uneven;
+  settings.compare_replicas = config.runtime.compare_replicas;
+  settings.stragglers = config.runtime.stragglers;
   settings.threads =
       config.runtime.threads > 0 ? config.runtime.threads : std::max(1, cores_of_this_rank(ranks.on_host));
   settings.memory_limit_bytes = static_cast<std::uint64_t>(config.runtime.memory_limit_bytes);

@@ -8,6 +8,7 @@
 #include <zeroth/engine/param_axes.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace zeroth {
@@ -117,6 +118,12 @@ ShardGroups make_shard_groups(ModelParts& split, const EngineSettings& settings,
     if (residency.beside_device && residency.chooses_blocks) residency.block_elements = kBlockBesideDevice;
     if (!traits.asynchronous) spec.plan.prefetch_units = 0;  // nothing goes ahead of the caller: no slot for it
     if (!traits.narrow_buckets) spec.plan.narrow_buckets = false;
+    if (traits.messages) {  // of the gradients of a step, which stay until its update
+      spec.plan.holds_messages = true;
+      spec.plan.narrow_buckets = false;
+      spec.plan.policy = ReductionPolicy::kPerStep;
+    }
+    if (settings.stragglers > 0) spec.plan.policy = ReductionPolicy::kPerStep;  // when it is known whose count
     groups.push_back(
         std::make_unique<ShardGroup>(std::move(spec), std::move(split.parts[index]), place, batch_axes, world));
   }
@@ -163,6 +170,7 @@ ShardGroup::ShardGroup(ShardGroupSpec spec, ModelPart part, const MeshPlace& pla
   alike_colors_ = colors_of(place, alike, spec_.members, world);
   has_copies_ = place.size(copies) > 1;
   counts_in_norm_ = place.is_first(copies);
+  distinct_color_ = place.color(spec_.distinct_axes);
 }
 
 ShardGroup::~ShardGroup() {
@@ -193,6 +201,12 @@ void ShardGroup::allocate(const GroupResources& shared, OperationId step, const 
                                       shared.kernels, shared.host_kernels, shared.device.ledger());
   updater_ = std::make_unique<Updater>(layout(), shared.optimizer, *memory_, backend, shared.kernels,
                                        shared.host_kernels, shared.reduce_stream);
+  if (spec_.plan.holds_messages) {
+    round_ = std::make_unique<MessageRound>(
+        layout(), shared.optimizer, *memory_, *gradients_, *communicator_, shared.kernels, shared.reduce_stream,
+        shared.settings.own_reduction ? shared.settings.own_reduction : make_reduction,
+        shared.settings.optimizer.compression);
+  }
   gradients_->set_operations(step, names);
   uses_ = std::make_unique<UnitUses>(layout(), spec_.plan, *parameters_);
   trained_ = uses_->expected();
@@ -202,7 +216,7 @@ void ShardGroup::allocate(const GroupResources& shared, OperationId step, const 
 int ShardGroup::initialize(const std::function<ConstTensorView(int)>& values,
                            const std::function<void(std::span<const int> params)>& release,
                            const GroupResources& shared) {
-  const Communicator alike = alike_ ? Communicator(alike_) : *communicator_;
+  const Communicator alike = replica_ranks();
   InitialValues initial(layout(), *memory_, shared.device, shared.kernels, shared.gather_stream, alike);
   const auto number = [](const std::vector<int>& numbers, int index) {
     return numbers[static_cast<std::size_t>(index)];
@@ -270,8 +284,54 @@ void ShardGroup::forget_ended() {
   updater_->forget_updated();
 }
 
+void ShardGroup::begin_round(std::int64_t committed) {
+  if (round_ != nullptr) round_->set(committed);
+  updater_->begin_round(committed, has_own_norms());
+}
+
+WireBytes ShardGroup::replaced_by_messages(WireBytes wire) const {
+  if (!has_own_norms()) return wire;
+  const MessageWire messages = round_->wire();
+  wire.reduce_gradients = static_cast<std::uint64_t>(messages.all_to_all);
+  wire.gather_gradients = static_cast<std::uint64_t>(messages.all_gather);
+  return wire;
+}
+
+void ShardGroup::exchange_messages(const UpdateTerms& terms) {
+  if (!has_own_norms()) return;
+  round_->exchange(has_grad_anywhere_, terms, updater_->updates());
+  updater_->set_rates(round_->rates(), round_->local_steps());
+  if (!round_->is_local()) return;
+  std::vector<const std::byte*> sums;
+  for (int flat = 0; flat < static_cast<int>(layout().flats.size()); ++flat)
+    sums.push_back(layout().flat(flat).trainable ? gradients_->own_gradients(flat) : nullptr);
+  updater_->set_own_sums(std::move(sums));
+}
+
 void ShardGroup::update(const UpdateTerms& terms) {
   updater_->update(has_grad_anywhere_, terms);
+  if (has_own_norms()) round_->end_update(has_grad_anywhere_);
+}
+
+std::vector<std::string> ShardGroup::tensor_names() const {
+  std::vector<std::string> names;
+  for (const ParamSpec& param : layout().params) {
+    // Without a box, ranks along these axes have other parameters, if under one name.
+    const bool is_own = param.logical_shape.empty() && !spec_.distinct_axes.empty();
+    names.push_back(param.tensor_name() + (is_own ? "@" + std::to_string(distinct_color_) : ""));
+  }
+  return names;
+}
+
+bool ShardGroup::splits_tensors() const {
+  const auto is_box = [](const ParamSpec& param) { return !param.logical_shape.empty(); };
+  return spec_.plan.degrees(size_).optimizer > 1 || std::ranges::any_of(layout().params, is_box);
+}
+
+void ShardGroup::set_tensors(const TensorFacts& facts) {
+  std::vector<int> numbers;
+  for (const std::string& name : tensor_names()) numbers.push_back(facts.number(name));
+  updater_->set_tensors(std::move(numbers), counts_in_norm_);
 }
 
 void ShardGroup::hold_sums() {
@@ -295,7 +355,13 @@ void ShardGroup::complete_step() {
   gradients_->complete();
 }
 
-void ShardGroup::add_norm(kernels::NormAccumulator& norm) const {
+void ShardGroup::add_norm(kernels::NormAccumulator& norm, int data_ranks) const {
+  if (has_own_norms()) {
+    // Of gradients that more ranks add up than have batches (stages of a pipeline, slices of a sequence).
+    const double factor = std::sqrt(std::max(1.0, static_cast<double>(size_) / data_ranks));
+    if (counts_in_norm_) gradients_->add_own_norm(norm, factor);
+    return;
+  }
   for (int flat = 0; counts_in_norm_ && flat < static_cast<int>(part_.flats.size()); ++flat) {
     if (gradients_->has_sums(flat)) norm.merge(gradients_->norm(flat));
   }
@@ -320,8 +386,8 @@ std::uint64_t ShardGroup::planned_files(std::span<const StateDeclaration> states
 }
 
 FileTraffic ShardGroup::planned_file_traffic(BlockSet set, std::span<const StateDeclaration> states, int micro_steps,
-                                             std::span<const int> gathers) const {
-  return plan_file_traffic(layout(), spec_.plan, rank_, states, micro_steps, set, gathers);
+                                             std::span<const int> gathers, int passes) const {
+  return plan_file_traffic(layout(), spec_.plan, rank_, states, micro_steps, set, gathers, passes);
 }
 
 TierTable ShardGroup::planned_tiers(std::span<const StateDeclaration> states, int micro_steps,
@@ -338,6 +404,7 @@ int ShardGroup::micro_steps_of_memory(int micro_steps) const {
 }
 
 void ShardGroup::share_sums() {
+  if (has_own_norms()) return;
   if (spec_.plan.gathers_gradients(size_)) gradients_->share_sums();
 }
 

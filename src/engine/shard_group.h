@@ -6,6 +6,7 @@
 #pragma once
 
 #include "engine/commit_vote.h"
+#include "engine/message_round.h"
 #include "engine/unit_uses.h"
 #include "engine/updater.h"
 #include "zero/gradient_store.h"
@@ -68,6 +69,8 @@ class ShardGroup {
   [[nodiscard]] const ModelPart& part() const { return part_; }
   [[nodiscard]] const ModelLayout& layout() const { return part_.layout; }
   [[nodiscard]] const Communicator& communicator() const { return *communicator_; }
+  /// The ranks with the same parameters: those of the group, and where others beside it have copies, these too.
+  [[nodiscard]] Communicator replica_ranks() const { return alike_ ? Communicator(alike_) : *communicator_; }
   /// Of all ranks of the job.
   [[nodiscard]] const GroupColors& colors() const { return colors_; }
   [[nodiscard]] bool has_all_ranks() const { return size_ == static_cast<int>(colors_.size()); }
@@ -104,8 +107,9 @@ class ShardGroup {
   void forget_writes() { std::ranges::fill(writes_, 0); }
   /// Before the vote: nothing of the step is under way any more. Collective, blocks.
   void complete_step();
-  /// This rank's part of the norm. Elements that other ranks have too are in the part of one of them.
-  void add_norm(kernels::NormAccumulator& norm) const;
+  /// This rank's part of the norm. Elements that other ranks have too are in the part of one of them. `data_ranks`:
+  /// with batches of their own, whose number is a factor of the norm where has_own_norms().
+  void add_norm(kernels::NormAccumulator& norm, int data_ranks) const;
   /// One a parameter: a gradient of this step has come on this rank.
   [[nodiscard]] std::vector<bool> has_grad() const;
 
@@ -113,8 +117,29 @@ class ShardGroup {
   void set_has_grad_anywhere(std::vector<bool> has_grad) { has_grad_anywhere_ = std::move(has_grad); }
   /// Before update(): the sums that it needs are here. Collective, blocks.
   void share_sums();
+  /// Where the optimizer has messages in this step, exchanges them: collective, blocks.
+  void exchange_messages(const UpdateTerms& terms);
+  /// Where the optimizer has facts, then both, in this order; see Updater.
+  void measure(const UpdateTerms& terms, TensorFacts& facts) { updater_->measure(has_grad_anywhere_, terms, facts); }
+  void conclude(const UpdateTerms& terms, const TensorFacts& facts) {
+    updater_->conclude(has_grad_anywhere_, terms, facts);
+  }
   /// Updates what has a gradient anywhere; see Updater.
   void update(const UpdateTerms& terms);
+  /// This rank's parameters are not those of the others: it has updated them with its own gradients.
+  [[nodiscard]] bool has_local_steps() const { return round_ != nullptr && round_->has_local_steps(); }
+  /// One a parameter: its name among the tensors of the job.
+  [[nodiscard]] std::vector<std::string> tensor_names() const;
+  /// Other ranks have elements of one of them.
+  [[nodiscard]] bool splits_tensors() const;
+  void set_tensors(const TensorFacts& facts);
+  /// Between steps, after `committed` ones: what the next one exchanges.
+  void begin_round(std::int64_t committed);
+  /// Bytes of the next step: where it exchanges messages, those to the owners of pieces are its reduction, and the
+  /// results and scales its gather of gradients.
+  [[nodiscard]] WireBytes replaced_by_messages(WireBytes wire) const;
+  /// The norm that add_norm() has a part of is that of every rank's own gradients, and not of their sum.
+  [[nodiscard]] bool has_own_norms() const { return round_ != nullptr && round_->is_on(); }
   /// See Engine::take_writes().
   void take_writes() { updater_->take_all_writes(); }
   /// Instead of update(): keeps the sums, and what has a gradient anywhere, for update_held().
@@ -139,7 +164,7 @@ class ShardGroup {
   [[nodiscard]] std::uint64_t planned_files(std::span<const StateDeclaration> states, int micro_steps,
                                             std::size_t stripe_bytes) const;
   [[nodiscard]] FileTraffic planned_file_traffic(BlockSet set, std::span<const StateDeclaration> states,
-                                                 int micro_steps, std::span<const int> gathers) const;
+                                                 int micro_steps, std::span<const int> gathers, int passes) const;
   [[nodiscard]] TierTable planned_tiers(std::span<const StateDeclaration> states, int micro_steps,
                                         std::size_t stripe_bytes) const;
   [[nodiscard]] std::uint64_t resident_bytes() const { return memory_->resident_bytes(); }
@@ -161,6 +186,7 @@ class ShardGroup {
   int rank_ = 0;              ///< in the group, as size_
   bool has_copies_;           ///< ranks outside the group have the same parameters
   bool counts_in_norm_;       ///< no other rank with the same elements does
+  int distinct_color_ = 0;    ///< of ranks with parameters of their own
   GroupColors alike_colors_;  ///< of ranks with the same parameters
   bool shares_job_ = false;
   std::optional<Communicator> communicator_;
@@ -170,6 +196,7 @@ class ShardGroup {
   std::unique_ptr<ParameterStore> parameters_;
   std::unique_ptr<GradientStore> gradients_;
   std::unique_ptr<Updater> updater_;
+  std::unique_ptr<MessageRound> round_;  ///< null: the optimizer has no messages
   std::unique_ptr<UnitUses> uses_;
   std::vector<bool> trained_;
   std::vector<std::int64_t> writes_;
@@ -181,6 +208,9 @@ class ShardGroup {
 };
 
 using ShardGroups = std::vector<std::unique_ptr<ShardGroup>>;
+
+/// Throws kUsage where ranks have updated by themselves since they last synchronised. `committed`: steps so far.
+void require_no_local_steps(const ShardGroups& groups, std::int64_t committed, const char* what);
 
 /// Ranks of the group that the rank at `place` is in.
 [[nodiscard]] int size_of_group(const ShardGroupSpec& spec, const MeshPlace& place);
@@ -198,6 +228,7 @@ struct GroupTraits {
   bool asynchronous = false;   ///< units are gathered ahead of the caller
   bool narrow_buckets = true;  ///< ExchangeChoice's
   bool beside_device = false;  ///< see ResidencyPlan
+  bool messages = false;       ///< Optimizer::has_messages()
 };
 
 /// The groups of a rank, not connected yet. Takes the layouts from `split`.

@@ -1,5 +1,6 @@
 #include "engine/startup_check.h"
 
+#include "engine/box_tiles.h"
 #include "engine/odd_rank.h"
 #include "engine/texts.h"
 
@@ -32,6 +33,10 @@ std::string describe(const ShardingPlan& plan) {
   // How parameters come is the same on all ranks; where the optimizer's states rest is each rank's own affair.
   if (plan.residency.in_blocks(plan.residency.parameter)) text << " parameters in blocks";
   if (plan.gradient_degree != 0) text << " gradient_degree " << plan.gradient_degree;
+  if (plan.codes.any()) {
+    text << " codes of " << plan.codes.parameter_bits << " and " << plan.codes.gradient_bits << " bits, blocks of "
+         << plan.codes.block << ", nodes of " << plan.codes.node_degree << (plan.codes.feedback ? ", feedback" : "");
+  }
   if (plan.residency.plans_ratio) text << " plans its ratio of states in files";
   return text.str();
 }
@@ -65,7 +70,11 @@ std::string describe(const ShardGroups& groups, const EngineSettings& settings) 
          << (update.rounds_sums ? " of rounded sums" : "")
          << (update.delayed_after ? " delayed after " + std::to_string(*update.delayed_after) : "") << "\n";
   }
-  text << "optimizer " << settings.optimizer.type << (settings.optimizer.momentum ? " with momentum" : "") << "\n";
+  text << "optimizer " << settings.optimizer.type << (settings.optimizer.momentum ? " with momentum" : "")
+       << " freeze_step " << settings.optimizer.freeze_step << " or at "
+       << hex_float(settings.optimizer.freeze_threshold) << " compression "
+       << settings.optimizer.compression.compression << " " << hex_float(settings.optimizer.compression.ratio) << " "
+       << settings.optimizer.compression.rank << " " << settings.optimizer.compression.every << "\n";
   text << "max_nonfinite_steps " << settings.max_nonfinite_steps << "\n";
   const LossScaling& scaling = settings.loss_scaling;
   text << "loss_scaling " << scaling.enabled << " static " << hex_float(scaling.static_scale) << " power "
@@ -73,6 +82,8 @@ std::string describe(const ShardGroups& groups, const EngineSettings& settings) 
        << (scaling.consecutive_hysteresis ? " consecutive" : "") << " at least " << hex_float(scaling.min_scale)
        << "\n";
   text << "uneven " << static_cast<int>(settings.uneven) << "\n";
+  text << "stragglers " << settings.stragglers << "\n";
+  text << "compare_replicas " << settings.compare_replicas << "\n";
   text << "threads " << settings.threads << "\n";
   const TierBudget& budget = settings.budget;
   text << "budget " << budget.device_bytes << " " << budget.host_bytes << " " << budget.file_bytes << "\n";
@@ -156,7 +167,7 @@ std::int64_t digest_of(const std::string& text) {
 
 }  // namespace
 
-void require_same_structure(const ShardGroups& groups, const EngineSettings& settings,
+void require_same_structure(const ShardGroups& groups, const EngineSettings& settings, const MeshPlace& place,
                             const Communicator& communicator) {
   const auto world = static_cast<std::size_t>(communicator.size());
   const std::string own = describe(groups, settings);
@@ -166,7 +177,8 @@ void require_same_structure(const ShardGroups& groups, const EngineSettings& set
   if (const OddRank found = find_odd_rank(digests); found.odd >= 0)
     throw_difference(own, found.usual, found.odd, communicator);
 
-  for (const auto& group : groups) {  // the same on all ranks, now
+  require_tiles(groups, place, communicator);  // before parts are compared: another mesh is no other model
+  for (const auto& group : groups) {           // the same on all ranks, now
     if (group->has_all_ranks()) continue;
     const std::string params = describe_params(group->layout());
     const std::int64_t digest_of_params = digest_of(params);
@@ -211,6 +223,8 @@ void require_plan_fits(const ShardGroups& groups, const EngineSettings& settings
                            plan.reshard = reshard;
                            plan.residency = asked.residency;
                            plan.holds_gradients = asked.holds_gradients;
+                           plan.codes = asked.codes;
+                           if (!plan.gathers_parameters()) plan.codes.parameter_bits = 0;
                            return plan;
                          }});
     }

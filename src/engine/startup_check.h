@@ -9,8 +9,9 @@
 namespace zeroth {
 
 /// Blocking. Throws kMismatch on every rank, naming the odd rank (see odd_rank.h), and the parameter or setting.
-/// Settings are those of all ranks, parameters those of the ranks of a shard group.
-void require_same_structure(const ShardGroups& groups, const EngineSettings& settings,
+/// Settings are those of all ranks, parameters those of the ranks of a shard group; parts of a parameter on ranks that
+/// share it make the whole of it (box_tiles.h).
+void require_same_structure(const ShardGroups& groups, const EngineSettings& settings, const MeshPlace& place,
                             const Communicator& communicator);
 
 /// Blocking. Throws kOutOfMemory on every rank if the plans of all ranks of this host together exceed what is

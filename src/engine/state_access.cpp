@@ -181,6 +181,10 @@ std::vector<std::string> Engine::state_kinds() const {
     for (const StatePiece& piece : pieces_of(*group)) {
       if (piece.state != "weight" && known.insert(piece.state).second) kinds.push_back(piece.state);
     }
+    for (const auto& [row, _] : group->memory().states()) {  // also where this rank has no element
+      const bool added = row.kind == StateKind::kAverage || row.kind == StateKind::kOuter;
+      if (added && known.insert(row.name).second) kinds.push_back(row.name);
+    }
   }
   for (const StateDeclaration& state : optimizer_->states()) {
     if (state.shape != StateShape::kRank && known.insert(state.name).second) kinds.push_back(state.name);
@@ -205,7 +209,7 @@ void Engine::require_kind(const std::string& kind) const {
 }
 
 void Engine::require_quiet(const char* what) const {
-  require_not_torn(what);
+  require_same_weights(what);
   ZR_CHECK(!had_backward_ && micro_step_ == 0, ErrorCode::kUsage, std::string(what) + " in the middle of a step",
            {.where = kStateWhere,
             .expected = "a call after the last micro-step's step(), before the next backward",
@@ -248,6 +252,11 @@ std::vector<StatePiece> Engine::pieces_of_kind(const std::string& kind, double f
 }
 
 std::optional<double> Engine::complete_gradients() {
+  ZR_CHECK(std::ranges::none_of(groups_, [](const auto& group) { return group->has_own_norms(); }), ErrorCode::kUsage,
+           "gradients stay with their ranks in this step, which exchange messages instead",
+           {.where = kStateWhere,
+            .which = "grad, optimizer " + std::string(optimizer_->name()),
+            .hint = "before its freeze_step there are sums of gradients; afterwards read exp_avg after step()"});
   const auto world_size = static_cast<std::size_t>(world());
   enum : std::size_t { kMicroStep, kBackward, kFailed, kJoined, kWords };
   const std::array<std::int64_t, kWords> own{micro_step_, had_backward_ ? 1 : 0, backward_failed_ ? 1 : 0,
@@ -304,6 +313,7 @@ void Engine::read_states(const StateQuery& query, const std::function<void(State
   together([&] {
     meet(own_->read, query.kind + " of " + list_text(query.names) + " for " + ranks_text(readers));
     require_same_writes();
+    if (follower_ && query.kind.starts_with("outer_")) follower_->settle();
     std::optional<double> factor;
     if (query.kind == "grad") {
       factor = complete_gradients();

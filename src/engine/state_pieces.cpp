@@ -11,9 +11,12 @@ namespace {
 /// The logical tensor of a state, and the box of it that the parameter has.
 BoxRange box_of(const ParamSpec& spec, StateShape shape) {
   const std::vector<std::int64_t>& logical = spec.logical_shape.empty() ? spec.shape : spec.logical_shape;
-  if (shape == StateShape::kElement || shape == StateShape::kRank) {
+  if (has_elements(shape)) {
     BoxRange box{.logical = logical, .offset = spec.box_offset, .shape = spec.shape};
-    if (spec.logical_shape.empty()) box.offset.assign(spec.shape.size(), 0);
+    if (spec.logical_shape.empty()) {
+      box.offset.assign(spec.shape.size(), 0);
+      box.order = spec.memory_order;
+    }
     if (spec.box_parts == 1) return box;
     // Blocks of a dimension become a dimension.
     box.viewed = box.logical;
@@ -40,9 +43,29 @@ Range entries_that_begin_in(const Range& range, std::int64_t offset, std::int64_
   return {first_from(range.begin), std::max(first_from(range.begin), first_from(range.end))};
 }
 
+/// The elements of a segment that share an entry of a state.
+std::int64_t entry_length(const ModelLayout& model, const StateRow& row, const Segment& segment) {
+  if (has_elements(row.shape)) return 1;
+  if (row.shape == StateShape::kTensor) return segment.numel;
+  return row_length(model.params[static_cast<std::size_t>(segment.param)]);
+}
+
+/// Writes into `piece` which entries of a state the elements `part` of a segment have, and where the first lies.
+/// `part`: within the flat parameter, not empty.
+void place_entries(StatePiece& piece, const ModelLayout& model, const ModelMemory::Placed& placed,
+                   const Segment& segment, const Range& part) {
+  const auto& [row, at] = placed;
+  const std::int64_t length = entry_length(model, row, segment);
+  piece.has.begin = (part.begin - segment.offset) / length;
+  piece.has.end = (part.end - 1 - segment.offset) / length + 1;
+  piece.data =
+      at.after(has_elements(row.shape) ? part.begin - row.range.begin : entry_of(model, row, part.begin), row.dtype);
+}
+
 /// With an entry for each element of a parameter, or for each of its rows.
 bool is_state_of_param(StateKind kind, bool with_held) {
-  return kind == StateKind::kOptimizer || kind == StateKind::kAverage || (with_held && kind == StateKind::kHeld);
+  return kind == StateKind::kOptimizer || kind == StateKind::kAverage || kind == StateKind::kOuter ||
+         (with_held && kind == StateKind::kHeld);
 }
 
 }  // namespace
@@ -61,7 +84,8 @@ std::vector<StatePiece> state_pieces(const ModelLayout& model, const ModelMemory
     if (placed.row.kind == StateKind::kMaster) masters[placed.row.flat] = &placed;
   }
   std::vector<StatePiece> pieces;
-  for (const auto& [row, at] : memory.states()) {
+  for (const ModelMemory::Placed& placed : memory.states()) {
+    const StateRow& row = placed.row;
     if (row.kind != StateKind::kParameter && !is_state_of_param(row.kind, with_held)) continue;
     const FlatLayout& flat = model.flat(row.flat);
     for (const Segment& segment : flat.segments) {
@@ -72,19 +96,15 @@ std::vector<StatePiece> state_pieces(const ModelLayout& model, const ModelMemory
                        .state = row.kind == StateKind::kParameter ? "weight" : row.name,
                        .dtype = row.dtype,
                        .has = box_of(spec, row.shape)};
-      const bool by_elements = row.shape == StateShape::kElement || row.shape == StateShape::kRank;
-      const std::int64_t length = by_elements ? 1 : row.shape == StateShape::kTensor ? segment.numel : row_length(spec);
-      piece.has.begin = (part.begin - segment.offset) / length;
-      piece.has.end = (part.end - 1 - segment.offset) / length + 1;
-      piece.writes = entries_that_begin_in(flat.shard(memory.rank()), segment.offset, segment.numel, length);
+      place_entries(piece, model, placed, segment, part);
+      piece.writes = entries_that_begin_in(flat.shard(memory.rank()), segment.offset, segment.numel,
+                                           entry_length(model, row, segment));
       if (row.shape == StateShape::kRank) {
         piece.state += "@" + std::to_string(job_rank);
         piece.writes = {piece.has.begin, piece.has.end};
       } else if (!is_first) {
         piece.writes = {};
       }
-      piece.data = by_elements ? at.after(part.begin - row.range.begin, row.dtype)
-                               : at.after(entry_of(model, row, part.begin), row.dtype);
       const auto master = masters.find(row.flat);
       if (row.kind == StateKind::kParameter && master != masters.end()) {
         const StateRow& kept = master->second->row;
@@ -121,9 +141,29 @@ std::vector<StateOfParam> described_states(const ModelLayout& model, const Model
   return states;
 }
 
+std::vector<StatePiece> replica_pieces(const ModelLayout& model, const ModelMemory& memory, bool after_messages) {
+  const bool are_replicas = after_messages || memory.degrees().optimizer == 1;
+  std::vector<StatePiece> pieces;
+  for (const ModelMemory::Placed& placed : memory.states()) {
+    const StateRow& row = placed.row;
+    const bool compared = row.kind != StateKind::kSums && row.kind != StateKind::kHeld &&
+                          row.shape != StateShape::kRank && row.shape != StateShape::kPiece &&
+                          (row.shape != StateShape::kReplica || are_replicas);
+    if (!compared) continue;
+    for (const Segment& segment : model.flat(row.flat).segments) {
+      const Range part = intersect(segment.range(), row.range);
+      StatePiece piece{.param = segment.param, .state = row.name, .dtype = row.dtype, .has = {}};
+      if (part.size() > 0) place_entries(piece, model, placed, segment, part);
+      pieces.push_back(std::move(piece));
+    }
+  }
+  return pieces;
+}
+
 std::vector<StatePiece> parameter_pieces(const ModelLayout& model, const ModelMemory& memory, bool is_first) {
   std::vector<StatePiece> pieces;
-  for (const auto& [row, at] : memory.states()) {
+  for (const ModelMemory::Placed& placed : memory.states()) {
+    const StateRow& row = placed.row;
     if (row.kind != StateKind::kParameter) continue;
     const FlatLayout& flat = model.flat(row.flat);
     for (const Segment& segment : flat.segments) {
@@ -133,11 +173,9 @@ std::vector<StatePiece> parameter_pieces(const ModelLayout& model, const ModelMe
                        .state = "param",
                        .dtype = row.dtype,
                        .has = box_of(model.params[static_cast<std::size_t>(segment.param)], row.shape)};
-      piece.has.begin = part.begin - segment.offset;
-      piece.has.end = part.end - segment.offset;
+      place_entries(piece, model, placed, segment, part);
       if (is_first)
         piece.writes = entries_that_begin_in(flat.shard(memory.rank()), segment.offset, segment.numel, /*length=*/1);
-      piece.data = at.after(part.begin - row.range.begin, row.dtype);
       pieces.push_back(std::move(piece));
     }
   }

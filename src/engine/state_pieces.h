@@ -52,6 +52,13 @@ struct StateOfParam {
 [[nodiscard]] std::vector<StateOfParam> described_states(const ModelLayout& model, const ModelMemory& memory,
                                                          bool with_held);
 
+/// What lies in the rows of which other ranks have some elements too: parameters, masters, states of the optimizer and
+/// averages; by rows as they lie in memory, without masters joined to parameters. One for each row and parameter, on
+/// all ranks of the group the same ones in the same order; `has` is empty where this rank has no element.
+/// `after_messages`: owners' parts of StateShape::kReplica have come to all ranks.
+[[nodiscard]] std::vector<StatePiece> replica_pieces(const ModelLayout& model, const ModelMemory& memory,
+                                                     bool after_messages);
+
 /// The parameters at rest, in the dtype of computation, as the state "param".
 [[nodiscard]] std::vector<StatePiece> parameter_pieces(const ModelLayout& model, const ModelMemory& memory,
                                                        bool is_first);

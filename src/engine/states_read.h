@@ -35,6 +35,7 @@ struct Engine::StatesRead {
   std::optional<LossScaler::State> scaler{};
   std::vector<std::int64_t> updates{};  ///< one a parameter; -1: not there
   EarlyUpdate early{};
+  std::optional<FreezeState> freeze{};
   std::vector<bool> held{};  ///< one a parameter: it has a gradient whose update is delayed
 
   // Of a step that was under way.

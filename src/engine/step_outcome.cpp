@@ -70,7 +70,7 @@ StepResult outcome_of(const CommitVote& vote, const StepTerms& terms) {
   result.loss_scale = terms.loss_scale;
   result.preempted = vote.preempted_rank >= 0;
   result.times = vote.times;
-  result.grad_norm = vote.norm.l2_norm() * mean_factor(batches) / terms.loss_scale;
+  result.grad_norm = vote.norm.l2_norm() * terms.norm_factor * mean_factor(batches) / terms.loss_scale;
   result.lr = terms.settings.groups[terms.reported_group].lr * terms.settings.schedule.factor(terms.committed);
   if (vote.offender_rank >= 0) {
     result.first_offender =

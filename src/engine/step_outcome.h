@@ -21,6 +21,7 @@ struct StepTerms {
   std::int64_t committed = 0;         ///< steps before this one
   std::size_t reported_group = 0;     ///< whose learning rate is reported
   double loss_scale = 1.0;            ///< of the sums
+  double norm_factor = 1.0;           ///< of the norm in the vote
   std::optional<double> clip_norm{};  ///< by which to clip; unset: the step's own
 };
 

@@ -1,3 +1,4 @@
+#include "engine/coded_plan.h"
 #include "engine/shard_group.h"
 
 #include <zeroth/base/error.h>
@@ -17,11 +18,11 @@ TierTable preview_tiers(std::vector<ParamSpec> params, std::vector<UnitSpec> uni
             .expected = "0 to " + std::to_string(world - 1)});
   const MeshPlace place = mesh_place_of(settings, rank, world);
   const std::vector<Degrees> degrees = degrees_of_groups(settings, place);
-  const ModelLayout layout = make_model_layout(std::move(params), std::move(units), degrees);
+  const ModelLayout layout =
+      make_model_layout(with_separate_vectors(std::move(params), settings), std::move(units), degrees);
   ModelParts split = split_model(layout, degrees);
   const ShardGroups groups = make_shard_groups(split, settings, place, world, {});
-  const std::unique_ptr<Optimizer> optimizer =
-      settings.own_optimizer ? settings.own_optimizer() : make_optimizer(settings.optimizer);
+  const std::unique_ptr<Optimizer> optimizer = optimizer_of(settings);
   return planned_tiers(groups, settings, optimizer->states());
 }
 

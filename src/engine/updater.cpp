@@ -54,9 +54,12 @@ Updater::Updater(const ModelLayout& layout, const Optimizer& optimizer, ModelMem
       stream_(std::move(stream)),
       up_(memory.bus() == nullptr ? Stream() : memory.bus()->up()),
       num_states_(optimizer.states().size()),
+      has_facts_(optimizer.has_facts()),
       has_entries_of_tensors_(has_shape(optimizer, StateShape::kTensor) || has_shape(optimizer, StateShape::kRow)),
       has_entries_of_rows_(has_shape(optimizer, StateShape::kRow)),
       steps_(layout.params.size(), 0),
+      scales_(layout.params.size(), 1.0),
+      local_steps_(layout.params.size(), 0),
       updated_(layout.flats.size(), false) {
   for (int flat = 0; flat < static_cast<int>(layout.flats.size()); ++flat) {
     if (layout.flat(flat).trainable) last_order_.push_back(flat);
@@ -75,7 +78,7 @@ std::vector<Updater::Run> Updater::runs_of(int flat, const std::vector<bool>& ha
     const auto next =
         std::find_if(segment + 1, layout.segments.end(), [](const Segment& other) { return other.numel > 0; });
     const std::int64_t padded = next == layout.segments.end() ? layout.length : next->offset;
-    const std::int64_t end = has_entries_of_tensors_ ? segment->range().end : padded;
+    const std::int64_t end = separates_tensors() ? segment->range().end : padded;
     const Range part = intersect({segment->offset, end}, range);
     if (part.size() == 0) continue;
     const auto param = static_cast<std::size_t>(segment->param);
@@ -83,20 +86,20 @@ std::vector<Updater::Run> Updater::runs_of(int flat, const std::vector<bool>& ha
       joinable = false;
       continue;
     }
-    const Run run{part, layout_.params[param].group, steps_[param] + 1};
+    const Run run{part, layout_.params[param].group, steps_[param] + 1, segment->param};
     if (joinable && runs.back().group == run.group && runs.back().step == run.step) {
       runs.back().range.end = part.end;
     } else {
       runs.push_back(run);
     }
-    joinable = !has_entries_of_tensors_;
+    joinable = !separates_tensors();
   }
   return runs;
 }
 
 void Updater::add_pieces(int flat, const Run& run, std::vector<Piece>& pieces) {
   const FlatLayout& layout = layout_.flat(flat);
-  const std::size_t element = size_of(layout.accumulation());
+  const std::size_t element = reads_sums() ? size_of(layout.accumulation()) : 0;
   const auto add = [&](const Range& part, const std::byte* sums) {
     for (std::int64_t at = part.begin; at < part.end;) {
       const std::int64_t end = std::min(part.end, memory_.together(flat, at).end);
@@ -104,11 +107,16 @@ void Updater::add_pieces(int flat, const Run& run, std::vector<Piece>& pieces) {
                         .range = {at, end},
                         .step = run.step,
                         .group = run.group,
-                        .sums = sums + static_cast<std::size_t>(at - part.begin) * element,
-                        .beside_device = sums_beside_device()});
+                        .param = run.param,
+                        .sums = sums == nullptr ? nullptr : sums + static_cast<std::size_t>(at - part.begin) * element,
+                        .beside_device = !from_messages_ && sums != nullptr && sums_beside_device()});
       at = end;
     }
   };
+  if (!reads_sums()) return add(run.range, nullptr);
+  if (!own_sums_.empty())
+    return add(run.range,
+               own_sums_[static_cast<std::size_t>(flat)] + static_cast<std::size_t>(run.range.begin) * element);
   if (is_held_) {
     const std::int64_t in_held = run.range.begin - memory_.update_range(flat).begin;
     return add(run.range, memory_.held(flat) + static_cast<std::size_t>(in_held) * element);
@@ -167,19 +175,25 @@ void Updater::update_piece(const Piece& piece, const StateView& view, const Plac
     for (std::size_t state = 0; state < num_states_; ++state) {
       states[state] = view.state(static_cast<int>(state), updated.begin + begin);
     }
-    optimizer_.step({.param = place.param + array_bytes(begin, layout.dtype),
-                     .low = view.master_low(updated.begin + begin),
-                     .master = view.master(updated.begin + begin),
-                     .states = states,
-                     .grad = sums,
-                     .n = end - begin,
-                     .dtype = accumulation,
-                     .factor = factor * layout.grad_factor,
-                     .step = piece.step,
-                     .hyper = hyper},
-                    kernels, stream_);
+    const StepBlock block{.param = place.param + array_bytes(begin, layout.dtype),
+                          .low = view.master_low(updated.begin + begin),
+                          .master = view.master(updated.begin + begin),
+                          .states = states,
+                          .grad = sums,
+                          .n = end - begin,
+                          .dtype = accumulation,
+                          .factor = factor * layout.grad_factor * (own_sums_.empty() ? 1.0 : layout.world()),
+                          .step = piece.step,
+                          .hyper = hyper,
+                          .scale = scales_[static_cast<std::size_t>(piece.param)],
+                          .from_messages = from_messages_,
+                          .local_steps = local_steps_[static_cast<std::size_t>(piece.param)],
+                          .committed = committed_};
+    if (facts_ != nullptr) return measure_part(piece, {updated.begin + begin, updated.begin + end}, block, kernels);
+    optimizer_.step(block, kernels, stream_);
   };
   const auto update = [&](std::int64_t begin, std::int64_t end) {
+    if (place.sums == nullptr) return update_with(begin, end, nullptr);
     if (memory_.update_dtype(piece.flat) == accumulation)
       return update_with(begin, end, place.sums + array_bytes(begin, accumulation));
     for_rounded(place.sums + array_bytes(begin, place.dtype), place.dtype, memory_.update_dtype(piece.flat),
@@ -198,9 +212,114 @@ void Updater::update_piece(const Piece& piece, const StateView& view, const Plac
       update(at, at + n);
     }
   };
-  if (!has_entries_of_tensors_) return kernels.for_ranges(updated.size(), take_and_update);
+  if (facts_ != nullptr) {
+    for (const Range& block : blocks_of(piece.flat, updated))
+      for_measured(block, kernels,
+                   [&](const Range& part) { take_and_update(part.begin - updated.begin, part.end - updated.begin); });
+    return;
+  }
+  if (!has_entries_of_tensors_ || (has_facts_ && !has_entries_of_rows_))
+    return kernels.for_ranges(updated.size(), take_and_update);
   for (const Range& block : blocks_of(piece.flat, updated))
     take_and_update(block.begin - updated.begin, block.end - updated.begin);
+}
+
+void Updater::for_measured(const Range& range, Kernels& kernels, const std::function<void(Range)>& body) {
+  constexpr std::int64_t kBlock = kernels::kNormBlock;
+  static_assert(kTaken % kBlock == 0 && kRounded >= kTaken);
+  const std::int64_t head = std::min(range.end, (range.begin + kBlock - 1) / kBlock * kBlock);
+  if (head > range.begin) body({range.begin, head});
+  if (!kernels.on_host()) {
+    if (range.end > head) body({head, range.end});
+    return;
+  }
+  kernels.for_ranges(range.end - head, [&](std::int64_t begin, std::int64_t end) {
+    // The parts that begin in these elements.
+    for (std::int64_t at = (begin + kTaken - 1) / kTaken * kTaken; at < end; at += kTaken)
+      body({head + at, std::min(head + at + kTaken, range.end)});
+  });
+}
+
+void Updater::measure_part(const Piece& piece, const Range& part, const StepBlock& block, Kernels& kernels) {
+  constexpr std::int64_t kBlock = kernels::kNormBlock;
+  const std::size_t facts = facts_->facts().size();
+  const std::int64_t blocks = (part.size() + kBlock - 1) / kBlock;
+  const std::size_t bytes = static_cast<std::size_t>(blocks) * facts * sizeof(double);
+  std::vector<double> on_host;
+  double* words = nullptr;
+  if (kernels.on_host()) {
+    on_host.resize(static_cast<std::size_t>(blocks) * facts);
+    words = on_host.data();
+  } else {
+    measured_words_.push_back(kernels.make_words(bytes));
+    words = reinterpret_cast<double*>(measured_words_.back().bytes.data());
+  }
+  std::vector<double*> measures;
+  for (std::size_t fact = 0; fact < facts; ++fact) measures.push_back(words + static_cast<std::int64_t>(fact) * blocks);
+  optimizer_.measure(block, measures, kernels, stream_);
+  // Boundaries of pieces are boundaries of blocks, so a block is inside a rank's own piece or outside of it.
+  Range own = part;
+  if (!facts_->is_local()) own = counts_ ? intersect(part, layout_.flat(piece.flat).shard(memory_.rank())) : Range{};
+  if (own.size() <= 0) return;
+  const std::int64_t first = (own.begin - part.begin + kBlock - 1) / kBlock;
+  const std::int64_t last = (own.end - part.begin + kBlock - 1) / kBlock;
+  const int tensor = tensors_[static_cast<std::size_t>(piece.param)];
+  for (std::size_t fact = 0; fact < facts; ++fact) {
+    const std::span<const double> counted(measures[fact] + first, static_cast<std::size_t>(last - first));
+    if (kernels.on_host()) {
+      facts_->add(tensor, fact, counted);
+    } else {
+      measured_.push_back({.tensor = tensor, .fact = fact, .blocks = counted});
+    }
+  }
+}
+
+void Updater::measure(const std::vector<bool>& has_grad, const UpdateTerms& terms, TensorFacts& facts) {
+  update_flats(flats_left(), has_grad, terms, &facts);
+  if (!kernels_.on_host()) kernels_.settle(stream_);
+  for (const Measured& measured : measured_) facts.add(measured.tensor, measured.fact, measured.blocks);
+  measured_.clear();
+  measured_words_.clear();
+  is_measured_ = true;
+}
+
+void Updater::move_tensor_states(int flat, std::int64_t element, std::vector<double>& values, bool write) {
+  if (!has_entries_of_tensors_) return;
+  Kernels& kernels = memory_.updates_cross_bus() ? host_ : kernels_;
+  for (const ModelMemory::Placed& placed : memory_.states()) {
+    const StateRow& row = placed.row;
+    if (row.kind != StateKind::kOptimizer || row.flat != flat || row.shape != StateShape::kTensor) continue;
+    ZR_ASSERT(row.dtype == DType::kFloat64, "states of tensors of an optimizer with facts are doubles");
+    std::byte* const at = placed.at.in_memory() + array_bytes(entry_of(layout_, row, element), row.dtype);
+    double& value = values[static_cast<std::size_t>(row.which)];
+    if (write) {
+      kernels.copy(at, &value, sizeof(double), stream_);
+    } else {
+      kernels.copy(&value, at, sizeof(double), stream_);
+    }
+  }
+}
+
+void Updater::conclude(const std::vector<bool>& has_grad, const UpdateTerms& terms, const TensorFacts& facts) {
+  for (const int flat : flats_left()) {
+    const Range range = memory_.update_range(flat);
+    for (const Segment& segment : layout_.flat(flat).segments) {
+      const auto param = static_cast<std::size_t>(segment.param);
+      const Range part = intersect(segment.range(), range);
+      if (!has_grad[param] || part.size() <= 0) continue;
+      std::vector<double> states(num_states_, 0.0);
+      move_tensor_states(flat, part.begin, states, /*write=*/false);
+      const std::vector<double> values = facts.of(tensors_[param]);
+      GroupHyper hyper = terms.groups[static_cast<std::size_t>(layout_.params[param].group)];
+      hyper.lr *= terms.lr_factor;
+      scales_[param] = optimizer_.conclude({.facts = values,
+                                            .states = states,
+                                            .step = steps_[param] + 1,
+                                            .hyper = hyper,
+                                            .from_messages = from_messages_});
+      move_tensor_states(flat, part.begin, states, /*write=*/true);
+    }
+  }
 }
 
 bool Updater::takes_writes(int flat) const {
@@ -244,7 +363,7 @@ Updater::Crossing Updater::cross(const Piece& piece, BusSlot slot) {
   const FlatLayout& layout = layout_.flat(piece.flat);
   const auto n = piece.range.size();
   Crossing crossing{.slot = std::move(slot), .sums = piece.sums, .dtype = layout.accumulation()};
-  if (!piece.beside_device) {
+  if (piece.sums != nullptr && !piece.beside_device) {
     const DType dtype = memory_.update_dtype(piece.flat);
     const std::byte* sums = piece.sums;
     if (dtype != layout.accumulation()) {
@@ -291,7 +410,7 @@ void Updater::update_beside_device(std::span<const Piece> next, const StateView&
   const bool in_blocks = memory_.filed_parameters() != nullptr;
   std::byte* const param = in_blocks ? view.parameter(piece.range.begin) : in_slot + crossing.param_at;
   update_piece(piece, view, {.param = param, .sums = crossing.sums, .dtype = crossing.dtype}, factor, hyper);
-  if (in_blocks) return;
+  if (in_blocks || facts_ != nullptr) return;
   crossing.slot.send(crossing.param_at, view.parameter(piece.range.begin),
                      array_bytes(piece.range.size(), layout.dtype), up_);
 }
@@ -317,7 +436,7 @@ void Updater::update_on_device(const Piece& piece, const std::shared_ptr<StateVi
                 .sums = sum_bytes > 0 ? on_device : piece.sums,
                 .dtype = layout.accumulation()},
                factor, hyper);
-  if (param_bytes == 0) return;
+  if (param_bytes == 0 || facts_ != nullptr) return;
   memory_.bus()->down().order_after(stream_.record());
   back.slot.fetch(back.param_at, on_device + back.param_at, param_bytes);
   returns_.push_back(std::move(back));
@@ -360,7 +479,9 @@ void Updater::look_ahead(std::span<const Piece> next, std::span<const int> flats
   }
 }
 
-void Updater::update_flats(std::span<const int> flats, const std::vector<bool>& has_grad, const UpdateTerms& terms) {
+void Updater::update_flats(std::span<const int> flats, const std::vector<bool>& has_grad, const UpdateTerms& terms,
+                           TensorFacts* facts) {
+  facts_ = facts;
   std::vector<Piece> pieces;
   for (const int flat : flats) {
     for (const Run& run : runs_of(flat, has_grad)) add_pieces(flat, run, pieces);
@@ -399,6 +520,7 @@ void Updater::update_flats(std::span<const int> flats, const std::vector<bool>& 
   view.reset();
   take_back(0);
   if (on_bus) stream_.order_after(up_.record());
+  if (std::exchange(facts_, nullptr) != nullptr) return;
   for (const int flat : flats) {
     updated_[static_cast<std::size_t>(flat)] = true;
     order_.push_back(flat);
@@ -412,13 +534,19 @@ void Updater::forget_updated() {
   returns_.clear();
 }
 
-void Updater::update(const std::vector<bool>& has_grad, const UpdateTerms& terms) {
+std::vector<int> Updater::flats_left() const {
   std::vector<int> flats;
   std::ranges::copy_if(last_order_, std::back_inserter(flats), [this](int flat) { return !is_updated(flat); });
-  update_flats(flats, has_grad, terms);
+  return flats;
+}
+
+void Updater::update(const std::vector<bool>& has_grad, const UpdateTerms& terms) {
+  update_flats(flats_left(), has_grad, terms, nullptr);
   last_order_ = std::exchange(order_, {});
   updated_.assign(updated_.size(), false);
   is_held_ = false;
+  is_measured_ = false;
+  own_sums_.clear();
   for (std::size_t param = 0; param < has_grad.size(); ++param) {
     if (has_grad[param]) ++steps_[param];
   }

@@ -7,12 +7,15 @@
 //   piece j     its states come, the host updates it in the slot
 //   piece j-1   new parameters cross the bus back
 //
+// An optimizer that needs to know of whole parameters goes through all pieces twice: measure(), then update().
+//
 // Where the optimizer's states are on the device, and sums or parameters rest beside it, the device makes the update:
 //
 //   piece j     sums and parameters cross to memory of a slot on the device, which updates them there
 //   piece j-1   new parameters have come back, and go to where they rest
 #pragma once
 
+#include "engine/tensor_facts.h"
 #include "zero/model_memory.h"
 
 #include <zeroth/compute/kernels.h>
@@ -21,6 +24,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <span>
 #include <utility>
@@ -47,9 +51,19 @@ class Updater {
   /// the sums are read in place from the ranks that own them (counted as all_gather): nobody writes its sums again
   /// before it knows of this rank's next backward.
   void update(const std::vector<bool>& has_grad, const UpdateTerms& terms);
+  /// Where the optimizer has facts, before update(), and after set_tensors(): adds those of this rank's elements. Reads
+  /// the sums, as update() does otherwise.
+  void measure(const std::vector<bool>& has_grad, const UpdateTerms& terms, TensorFacts& facts);
+  /// Between both, when facts are those of all ranks.
+  void conclude(const std::vector<bool>& has_grad, const UpdateTerms& terms, const TensorFacts& facts);
+  /// Numbers of parameters in TensorFacts. `counts`: no other rank with the same elements counts them.
+  void set_tensors(std::vector<int> numbers, bool counts) {
+    tensors_ = std::move(numbers);
+    counts_ = counts;
+  }
   /// The same of one flat, ahead of update().
   void update_flat(int flat, const std::vector<bool>& has_grad, const UpdateTerms& terms) {
-    update_flats({&flat, 1}, has_grad, terms);
+    update_flats({&flat, 1}, has_grad, terms, nullptr);
   }
   /// update_flat() was called since the last update().
   [[nodiscard]] bool is_updated(int flat) const { return updated_[static_cast<std::size_t>(flat)]; }
@@ -59,6 +73,20 @@ class Updater {
   void hold();
   /// Whether sums were put there from elsewhere.
   void set_held(bool is_held) { is_held_ = is_held; }
+
+  /// Of the update after `committed` ones: whether the ranks' messages form states before it, and there are no sums.
+  void begin_round(std::int64_t committed, bool from_messages) {
+    committed_ = committed;
+    from_messages_ = from_messages;
+  }
+
+  /// The next update reads these sums, one a flat, each of its whole flat and of this rank alone.
+  void set_own_sums(std::vector<const std::byte*> sums) { own_sums_ = std::move(sums); }
+  /// For step(), one a parameter.
+  void set_rates(std::span<const double> rates, std::span<const std::int64_t> local_steps) {
+    scales_.assign(rates.begin(), rates.end());
+    local_steps_.assign(local_steps.begin(), local_steps.end());
+  }
 
   /// What update_flat() has updated counts as that no more: after a step that was refused.
   void forget_updated();
@@ -79,6 +107,7 @@ class Updater {
     Range range;  ///< flat coordinates, inside the update range
     int group = 0;
     std::int64_t step = 0;
+    int param = 0;  ///< the first
   };
   [[nodiscard]] std::vector<Run> runs_of(int flat, const std::vector<bool>& has_grad) const;
   /// Of a range inside one parameter: its rows, if a state has an entry for each; else all of it.
@@ -89,11 +118,16 @@ class Updater {
     Range range{};
     std::int64_t step = 0;
     int group = 0;
-    const std::byte* sums = nullptr;
-    bool beside_device = false;  ///< where the sums are
+    int param = 0;                    ///< the first
+    const std::byte* sums = nullptr;  ///< null: the update needs none
+    bool beside_device = false;       ///< where the sums are
   };
-  /// One pipeline over the pieces of all of them.
-  void update_flats(std::span<const int> flats, const std::vector<bool>& has_grad, const UpdateTerms& terms);
+  /// One pipeline over the pieces of all of them: the first pass, if there are facts to be added to, or the update.
+  void update_flats(std::span<const int> flats, const std::vector<bool>& has_grad, const UpdateTerms& terms,
+                    TensorFacts* facts);
+  /// Flats that update_flat() has not updated.
+  [[nodiscard]] std::vector<int> flats_left() const;
+  [[nodiscard]] bool reads_sums() const { return !own_sums_.empty() || (!from_messages_ && !is_measured_); }
   void add_pieces(int flat, const Run& run, std::vector<Piece>& pieces);
   /// The sums of pieces rest in host memory beside a device.
   [[nodiscard]] bool sums_beside_device() const {
@@ -110,6 +144,15 @@ class Updater {
   };
   void update_piece(const Piece& piece, const StateView& view, const Place& place, double factor,
                     const GroupHyper& hyper);
+  /// Calls body(first, end) for parts of a range of the flat, in which blocks of kernels::kNormBlock elements of the
+  /// flat are whole but for the first and the last: the same blocks for every split of the range that a shard may have.
+  void for_measured(const Range& range, Kernels& kernels, const std::function<void(Range)>& body);
+  /// The first pass over one such part.
+  void measure_part(const Piece& piece, const Range& part, const StepBlock& block, Kernels& kernels);
+  /// Entries of the tensor that has the element, in states of tensors: reads or writes them, one a state.
+  void move_tensor_states(int flat, std::int64_t element, std::vector<double>& values, bool write);
+  /// A run lies in one tensor.
+  [[nodiscard]] bool separates_tensors() const { return has_facts_ || has_entries_of_tensors_; }
   /// A caller may have written to the flat's parameters where they rest, and its masters know nothing of it.
   [[nodiscard]] bool takes_writes(int flat) const;
   /// A piece whose sums and parameters, if they are on the device, are on the bus.
@@ -150,10 +193,28 @@ class Updater {
   Stream stream_;  ///< of reductions
   Stream up_;      ///< of new parameters, on their way to the device
   std::size_t num_states_;
+  bool has_facts_;
   bool has_entries_of_tensors_;  ///< states with one entry for each parameter or row: a block lies in one of them
   bool has_entries_of_rows_;
   std::vector<std::int64_t> steps_;  ///< updates so far, one a parameter
   bool is_held_ = false;
+  bool from_messages_ = false;
+  std::int64_t committed_ = 0;
+  bool is_measured_ = false;      ///< measure() has used the sums
+  TensorFacts* facts_ = nullptr;  ///< null: this is not the first pass
+  std::vector<int> tensors_;      ///< one a parameter, if the optimizer has facts
+  bool counts_ = true;
+  std::vector<double> scales_;  ///< one a parameter: StepBlock::scale
+  std::vector<std::int64_t> local_steps_;
+  std::vector<const std::byte*> own_sums_;  ///< empty: sums are those of all ranks
+  /// Numbers that the device writes in the first pass: of a fact of a tensor.
+  struct Measured {
+    int tensor = 0;
+    std::size_t fact = 0;
+    std::span<const double> blocks{};
+  };
+  std::vector<Measured> measured_;
+  std::vector<Scratch> measured_words_;
   std::vector<bool> updated_;    ///< one a flat: ahead of update()
   std::vector<int> order_;       ///< flats, as they were updated
   std::vector<int> last_order_;  ///< of the last update

@@ -3,16 +3,21 @@
 #include "comm/decorators/slow_link_backend.h"
 #include "engine/launcher_variables.h"
 #include "engine/unwatched.h"
+#include "hosts/site_messages.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/failpoint.h>
 #include <zeroth/base/log.h>
 #include <zeroth/base/surroundings.h>
+#include <zeroth/base/text.h>
 #include <zeroth/comm/control_plane.h>
 #include <zeroth/comm/two_level.h>
+#include <zeroth/engine/settings.h>
+#include <zeroth/engine/site_line.h>
 #include <zeroth/engine/world.h>
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <cstdlib>
 #include <optional>
@@ -27,7 +32,11 @@ struct World::Connection {
   bool met_in_part = false;  ///< over a group of the user's, which keeps what was said in vain
   std::shared_ptr<ControlPlane> control;
   int groups = 0;
+  int lines = 0;  ///< to the hub between sites
+  std::shared_ptr<std::atomic<bool>> failed = std::make_shared<std::atomic<bool>>(false);
   CommOptions options{};  ///< of the first connect()
+  bool met_for_mesh = false;
+  std::vector<MeshSpec> meshes;
 };
 
 World::World() : connection_(std::make_shared<Connection>()) {
@@ -196,8 +205,37 @@ int local_rank_of(const Lookup& lookup, const Started& started) {
 
 }  // namespace
 
+namespace {
+
+/// "1/3": site 1 of 3.
+std::optional<SitePlace> place_in(const Lookup& lookup) {
+  const std::optional<std::string> said = lookup(kSiteVariable);
+  if (!said) return std::nullopt;
+  const std::size_t slash = said->find('/');
+  ZR_CHECK(slash != std::string::npos && lookup(kSitesAtVariable) && lookup(kSitesSecretVariable),
+           ErrorCode::kEnvironment, "the variables of a site are not whole",
+           {.where = "world",
+            .which = kSiteVariable,
+            .expected = "1/3, together with " + std::string(kSitesAtVariable) + " and " + kSitesSecretVariable,
+            .got = "\"" + *said + "\"",
+            .hint = "zeroth-run --sites sets them; unset them for a job without sites"});
+  const SitePlace place{.site = number(kSiteVariable, said->substr(0, slash)),
+                        .sites = number(kSiteVariable, said->substr(slash + 1)),
+                        .hub = *lookup(kSitesAtVariable),
+                        .secret = *lookup(kSitesSecretVariable)};
+  ZR_CHECK(place.site < place.sites && place.sites <= kMostSites, ErrorCode::kEnvironment, "there is no such site",
+           {.where = "world",
+            .which = kSiteVariable,
+            .expected = "below the number of sites, at most " + std::to_string(kMostSites),
+            .got = *said});
+  return place;
+}
+
+}  // namespace
+
 World World::from_variables(const Lookup& lookup) {
   World world;
+  world.place_ = place_in(lookup);
   if (const std::string wanted = wanted_backend(lookup); !wanted.empty()) world.backend_name_ = wanted;
   const std::optional<Started> started = started_by(lookup);
   if (!started) {
@@ -277,6 +315,7 @@ World World::from_transport(std::shared_ptr<MessageTransport> transport, std::st
                        environment(launcher.size) == std::to_string(world.size_);
     if (!whole) continue;
     world.local_rank_ = local_rank_of(environment, {&launcher, world.rank_, world.size_});
+    world.place_ = place_in(environment);
     break;
   }
   return world;
@@ -294,6 +333,68 @@ World detail::unwatched(const World& world) {
 
 bool World::is_watched() const {
   return connection_->is_watched;
+}
+
+World World::site(int count) const {
+  ZR_CHECK(!whole_, ErrorCode::kUsage, "a site of a site",
+           {.where = "world.site",
+            .which = "site " + std::to_string(site_index_) + " of " + std::to_string(num_sites_),
+            .expected = "the world of all ranks"});
+  if (place_) {
+    ZR_CHECK(num_sites_ == 1, ErrorCode::kUsage, "a site of a site",
+             {.where = "world.site",
+              .which = "site " + std::to_string(site_index_) + " of " + std::to_string(num_sites_),
+              .expected = "one call of site()"});
+    ZR_CHECK(count == place_->sites, ErrorCode::kConfig, "zeroth-run has started another number of sites",
+             {.where = "world.site",
+              .which = "count",
+              .expected = std::to_string(place_->sites) + ", as --sites says",
+              .got = std::to_string(count)});
+    World part = *this;
+    part.num_sites_ = place_->sites;
+    part.site_index_ = place_->site;
+    return part;
+  }
+  ZR_CHECK(count >= 1 && size_ % count == 0, ErrorCode::kConfig, "the ranks do not divide into sites of one size",
+           {.where = "world.site",
+            .who = "rank " + std::to_string(rank_) + "/" + std::to_string(size_),
+            .which = "count",
+            .expected = "a divisor of " + std::to_string(size_) + ", the ranks",
+            .got = std::to_string(count)});
+  World part = *this;
+  part.whole_ = std::make_shared<const World>(*this);
+  part.size_ = size_ / count;
+  part.rank_ = rank_ % part.size_;
+  part.num_sites_ = count;
+  part.site_index_ = rank_ / part.size_;
+  return part;
+}
+
+std::unique_ptr<SiteLine> World::across_sites(std::shared_ptr<TrafficTable> table) const {
+  const World& all = whole_ ? *whole_ : *this;
+  ZR_ASSERT(connection_->base != nullptr, "a line across sites before the first engine or mesh");
+  if (place_ && num_sites_ > 1) {
+    return make_hub_line(*place_, {.rank = rank_,
+                                   .ranks = size_,
+                                   .session = connection_->lines++,
+                                   .job = environment(kOwnJob).value_or(job_),
+                                   .timeout = connection_->options.timeout,
+                                   .activity = is_watched() ? activity() : nullptr,
+                                   .table = std::move(table),
+                                   .failed = connection_->failed});
+  }
+  const std::shared_ptr<CommBackend> group = all.make_group("sites", connection_->options, std::move(table));
+  return make_group_line(group->split(rank_, site_index_, "sites"));
+}
+
+CommOptions World::of_whole(const CommOptions& options) const {
+  CommOptions whole = options;
+  whole.nodes.clear();
+  const int most = options.nodes.empty() ? 0 : *std::ranges::max_element(options.nodes) + 1;
+  for (int site = 0; most > 0 && site < num_sites_; ++site) {
+    for (const int node : options.nodes) whole.nodes.push_back(site * most + node);
+  }
+  return whole;
 }
 
 void World::connect_base(const CommOptions& options) const {
@@ -349,38 +450,74 @@ void World::connect_base(const CommOptions& options) const {
   connection_->options.ledger = nullptr;  // of one engine
 }
 
+namespace {
+
+/// "timeout_ms 300000 (5000 here)": the keys of zeroth that differ.
+std::string other_timeouts(const CommOptions& met, const CommOptions& wanted) {
+  std::vector<std::string> texts;
+  const auto compare = [&](const char* key, Milliseconds ours, Milliseconds theirs) {
+    if (ours == theirs) return;
+    texts.push_back(key + (" " + std::to_string(ours.count())) + " (" + std::to_string(theirs.count()) + " here)");
+  };
+  compare("timeout_ms", met.timeout, wanted.timeout);
+  compare("first_timeout_ms", met.first_timeout, wanted.first_timeout);
+  compare("frozen_after_ms", met.frozen_after, wanted.frozen_after);
+  compare("end_stuck_after_ms", met.end_stuck_after, wanted.end_stuck_after);
+  return join(texts, ", ");
+}
+
+}  // namespace
+
 std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::shared_ptr<TrafficTable> table) const {
+  if (whole_) return whole_->connect(of_whole(options), std::move(table))->split(site_index_, rank_, "site");
   if (!connection_->base) connect_base(options);
   ZR_CHECK(connection_->options.nodes == options.nodes, ErrorCode::kConfig,
-           "the nodes of a process's ranks are those of its first engine",
+           "the nodes of a process's ranks are those of its first engine or mesh",
            {.where = "world",
             .who = "rank " + std::to_string(rank_) + "/" + std::to_string(size_),
             .which = "zeroth.ranks_per_node",
             .hint = "give every engine of the process the same value"});
   ZR_CHECK(
       connection_->options.reduction == options.reduction && connection_->options.check_calls == options.check_calls,
-      ErrorCode::kConfig, "how the ranks of a process make their calls is decided by its first engine",
+      ErrorCode::kConfig, "how the ranks of a process make their calls is decided by its first engine or mesh",
       {.where = "world",
        .who = "rank " + std::to_string(rank_) + "/" + std::to_string(size_),
        .which = "zeroth.reduction, zeroth.check_calls",
        .hint = "give every engine of the process the same values"});
-  if (connection_->options.timeout != options.timeout || connection_->options.frozen_after != options.frozen_after) {
-    Logger(rank_, size_)
-        .progress("the timeouts of this process's first engine hold for this one too: " +
-                  std::to_string(connection_->options.timeout.count()) + " ms, frozen after " +
-                  std::to_string(connection_->options.frozen_after.count()) + " ms");
+  const std::string others = other_timeouts(connection_->options, options);
+  ZR_CHECK(others.empty() || !connection_->met_for_mesh, ErrorCode::kConfig,
+           "the ranks have met in world.mesh(), with other timeouts than the configuration's",
+           {.where = "world",
+            .who = "rank " + std::to_string(rank_) + "/" + std::to_string(size_),
+            .which = "zeroth." + others,
+            .hint = "give the mesh the configuration, too: world.mesh(config), in Python world.mesh(axes, config)"});
+  if (!others.empty()) {
+    Logger(rank_, size_).progress("the timeouts of this process's first engine hold for this one too: " + others);
   }
   return make_group("engine", options, std::move(table));
 }
 
 Mesh World::mesh(MeshSpec spec, const CommOptions& options) const {
   validate(spec, size_);  // before anybody waits for a rank that is mistaken
-  if (!connection_->base) connect_base(options);
+  if (!connection_->base) {
+    whole_ ? whole_->connect_base(of_whole(options)) : connect_base(options);
+    connection_->met_for_mesh = true;
+  }
+  if (std::ranges::find(connection_->meshes, spec) == connection_->meshes.end()) connection_->meshes.push_back(spec);
   return Mesh(make_group("mesh", connection_->options, std::make_shared<TrafficTable>()), std::move(spec));
+}
+
+Mesh World::mesh(const Config& config) const {
+  return mesh(mesh_of(config, size_), make_comm_options(config, size_));
+}
+
+const std::vector<MeshSpec>& World::meshes() const {
+  return connection_->meshes;
 }
 
 std::shared_ptr<CommBackend> World::make_group(std::string_view kind, const CommOptions& options,
                                                std::shared_ptr<TrafficTable> table) const {
+  if (whole_) return whole_->make_group(kind, options, std::move(table))->split(site_index_, rank_, "site");
   const std::string name = std::string(kind) + std::to_string(connection_->groups++);
   std::unique_ptr<CommBackend> group = connection_->base->split(0, rank_, name);
   if (options.link_bytes_per_s > 0) {
@@ -392,11 +529,14 @@ std::shared_ptr<CommBackend> World::make_group(std::string_view kind, const Comm
 }
 
 const std::shared_ptr<RankActivity>& World::activity() const {
+  if (whole_) return whole_->activity();
   if (!connection_->activity) connection_->activity = std::make_shared<RankActivity>(rank_, size_);
   return connection_->activity;
 }
 
 void World::abort(const std::exception& cause) const noexcept {
+  if (whole_) return whole_->abort(cause);
+  if (connection_) connection_->failed->store(true);
   if (!connection_ || !connection_->base) return;
   try {
     const auto* own = dynamic_cast<const Error*>(&cause);  // a copy would forget that it is a verdict

@@ -1,4 +1,5 @@
 // Adam and AdamW differ in where weight decay enters; both keep two moments.
+#include "optim/adam_step.h"
 #include "optim/optimizer_table.h"
 
 #include <zeroth/optim/optimizer.h>
@@ -15,24 +16,9 @@ class AdamFamily final : public Optimizer {
 
   bool runs_on_device() const override { return true; }
   void step(const StepBlock& block, Kernels& kernels, const Stream& stream) const override {
-    const zeroth::kernels::AdamWHyper hyper{.lr = block.hyper.lr,
-                                            .beta1 = block.hyper.beta1,
-                                            .beta2 = block.hyper.beta2,
-                                            .eps = block.hyper.eps,
-                                            .weight_decay = block.hyper.weight_decay,
-                                            .decoupled = decoupled_,
-                                            .factor = block.factor,
-                                            .step = block.step};
-    kernels.adamw({.param = block.param,
-                   .low = block.low,
-                   .master = block.master,
-                   .exp_avg = block.states[0],
-                   .exp_avg_sq = block.states[1],
-                   .grad = block.grad,
-                   .n = block.n,
-                   .dtype = block.dtype,
-                   .coefficients = zeroth::kernels::adamw_coefficients(hyper)},
-                  stream);
+    zeroth::kernels::AdamWHyper hyper = adam_hyper(block);
+    hyper.decoupled = decoupled_;
+    adam_step(block, hyper, kernels, stream);
   }
 
  private:

@@ -33,9 +33,10 @@ void check_shape(const ParamSpec& param) {
            {.which = param.name, .got = std::to_string(param.grad_factor)});
 }
 
-/// Their gradients may come wide where those of matrices do not (decision 0012).
-bool is_narrow_vector(const ParamSpec& param) {
-  return accumulation_dtype(param.dtype) != param.dtype && param.shape.size() < 2;
+/// Of 16 bits, their gradients may come wide where those of matrices do not (decision 0012). Where matrices travel in
+/// codes, vectors do not.
+bool is_separate_vector(const ParamSpec& param) {
+  return param.shape.size() < 2 && (param.separate || accumulation_dtype(param.dtype) != param.dtype);
 }
 
 }  // namespace
@@ -70,7 +71,7 @@ std::vector<FlatLayout> make_flat_layouts(std::span<const ParamSpec> params, con
   for (const int index : unit.params) {
     const ParamSpec& param = params[static_cast<std::size_t>(index)];
     check_shape(param);
-    const bool vectors = is_narrow_vector(param);
+    const bool vectors = is_separate_vector(param);
     auto found = std::find_if(layouts.begin(), layouts.end(), [&](const FlatLayout& layout) {
       return layout.dtype == param.dtype && layout.vectors == vectors && layout.trainable == param.trainable &&
              layout.grad_factor == param.grad_factor;

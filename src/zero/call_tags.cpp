@@ -57,9 +57,9 @@ TagNames tag_names(const ModelLayout& model, bool gathers_any, OperationNames op
         std::minmax(own, theirs, [](const MessageTag& a, const MessageTag& b) { return a.unit < b.unit; });
     return "ranks run different modules, or the same ones in another order: run units " + name(first) + " and " +
            name(second) + " on every rank (with zeros where there is nothing to do), or " +
-           (gathers_any
-                ? ""
-                : "name no units, Engine(units=[]): then all gradients are summed at the end of backward; or ") +
+           (gathers_any ? ""
+                        : "name no units (Engine(units=[]) in Python): then all gradients are summed at the end of "
+                          "backward; or ") +
            "train over shm, or shm+mpi between hosts, where the ranks of a host may take different paths";
   };
   return names;

@@ -15,7 +15,8 @@ struct ExchangeChoice {
   bool narrow_buckets = true;
 };
 
-/// `memory`: Kernels::memory(). Other ranks read memory of the host only.
-[[nodiscard]] ExchangeChoice choose_exchange(const Capabilities& transport, ArenaKind memory);
+/// `memory`: Kernels::memory(). Other ranks read memory of the host only. `codes`: numbers travel in codes
+/// (WireCodes), which nobody can read in the memory of their rank.
+[[nodiscard]] ExchangeChoice choose_exchange(const Capabilities& transport, ArenaKind memory, bool codes = false);
 
 }  // namespace zeroth

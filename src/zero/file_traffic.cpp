@@ -26,12 +26,13 @@ std::uint64_t updated_parts(const StateBlock& block, const Range& updated, std::
 
 FileTraffic plan_file_traffic(const ModelLayout& model, const ShardingPlan& plan, int rank,
                               std::span<const StateDeclaration> states, int micro_steps, BlockSet set,
-                              std::span<const int> gathers) {
+                              std::span<const int> gathers, int passes) {
+  const auto in_all = static_cast<std::uint64_t>(passes);
   const std::vector<StateRow> rows = state_table(model, plan, rank, states, micro_steps);
   const std::vector<StateBlock> of_updates = state_blocks(rows, plan.residency, BlockSet::kUpdates);
   FileTraffic traffic;
   if (set == BlockSet::kUpdates) {
-    for (const StateBlock& block : of_updates) traffic += {in_files(block), in_files(block)};
+    for (const StateBlock& block : of_updates) traffic += {in_files(block) * in_all, in_files(block) * in_all};
     return traffic;
   }
   const Degrees degrees = plan.degrees(model.world);
@@ -42,7 +43,7 @@ FileTraffic plan_file_traffic(const ModelLayout& model, const ShardingPlan& plan
     if (!flat.trainable) continue;
     const Range updated = flat.part(rank, degrees.optimizer);
     const std::uint64_t parts = updated_parts(block, updated, of_updates);
-    traffic += {bytes * parts, bytes * parts};
+    traffic += {bytes * parts * in_all, bytes * parts * in_all};
     if (degrees.optimizer == degrees.parameter) continue;
     if (parts > 0) traffic.read_bytes += bytes;
     traffic.write_bytes += bytes;

@@ -104,6 +104,18 @@ void GradientStore::add(int param, ConstTensorView grad) {
   kernels_.settle(reduce_stream_);  // the caller may use its memory again
 }
 
+void GradientStore::leave_out() {
+  for (std::size_t flat = 0; flat < flats_.size(); ++flat) {
+    if (!flats_[flat].open) continue;
+    const DType dtype = flats_[flat].dtype;
+    const auto number = static_cast<int>(flat);
+    kernels_.zero(memory_.bucket(number, dtype), array_bytes(model_.flat(number).length, dtype), reduce_stream_);
+  }
+  kernels_.settle(reduce_stream_);
+  for (const int param : std::exchange(arrived_, {})) *nonfinite(param) = 0;
+  offender_ = {};
+}
+
 void GradientStore::find_offender() {
   for (const int param : arrived_) {
     const std::int64_t found = std::exchange(*nonfinite(param), 0);
@@ -230,6 +242,7 @@ void GradientStore::publish(int flat, bool last) {
   own.published = true;
   own.published_in = backward_ + 1;
   own.last = last;
+  if (keeps_own_) return;
   if (before_reduce_ && !reads_peers()) before_reduce_(flat);
   exchange_->publish(flat, own.dtype, last);
 }
@@ -321,6 +334,30 @@ void GradientStore::restored(const std::vector<bool>& has_grad, const std::vecto
 bool GradientStore::are_final(int flat) {
   exchange_->progress();
   return !shards_->is_aside(flat) && exchange_->are_final(flat);
+}
+
+const std::byte* GradientStore::own_gradients(int flat) {
+  if (!state(flat).published) {  // nothing of it has come on this rank
+    if (!state(flat).open) open(flat);
+    publish(flat);
+  }
+  ZR_ASSERT(state(flat).dtype == model_.flat(flat).accumulation(), "gradients for messages lie in buckets of sums");
+  return memory_.bucket(flat, state(flat).dtype);
+}
+
+void GradientStore::add_own_norm(kernels::NormAccumulator& norm, double factor) {
+  std::vector<PendingNorm> norms(trainable_flats_.size());
+  for (std::size_t number = 0; number < trainable_flats_.size(); ++number) {
+    const int flat = trainable_flats_[number];
+    const FlatLayout& layout = model_.flat(flat);
+    if (state(flat).published)
+      kernels_.measure(own_gradients(flat), layout.accumulation(), layout.length, layout.grad_factor * factor,
+                       norms[number], reduce_stream_);
+  }
+  kernels_.settle(reduce_stream_);
+  for (std::size_t number = 0; number < trainable_flats_.size(); ++number) {
+    if (state(trainable_flats_[number]).published) norm.merge(norms[number].value());
+  }
 }
 
 void GradientStore::share_sums() {

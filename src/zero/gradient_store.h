@@ -84,11 +84,14 @@ class GradientStore {
   /// From now on the caller says of each backward which units have all gradients of a micro-step after it, and which of
   /// them all of the step; the number of the micro-step says nothing any more. See Engine::steer().
   /// `at_end`: reductions wait for complete(), whatever the policy: ranks of several stages take part, which would wait
-  /// for each other inside of their backwards. It needs ReductionPolicy::kPerStep and several micro-steps.
+  /// for each other inside of their backwards; or it is not known yet whose gradients are summed. It needs
+  /// ReductionPolicy::kPerStep and several micro-steps.
   void steer(bool at_end) {
     steered_ = true;
     at_end_ = at_end;
   }
+  /// Before complete(), after steer(at_end): this rank's gradients of the step are zeros, finite ones.
+  void leave_out();
   void begin_part(int micro_step);
   void add_to_part(int unit, bool last);
 
@@ -124,6 +127,14 @@ class GradientStore {
   /// Puts back what an earlier engine had: `has_grad` one a parameter; sums that were written to restore_sums().
   [[nodiscard]] std::byte* restore_sums(int flat);
   void restored(const std::vector<bool>& has_grad, const std::vector<int>& flats);
+
+  /// From this step on gradients stay with their rank, in its buckets, whose dtype must be that of sums: nothing is
+  /// reduced, and has_sums() is false. Between steps; the same on all ranks.
+  void keep_own(bool keeps) { keeps_own_ = keeps; }
+  /// After complete(), with keep_own(): this rank's gradients of the flat, its padding and missing ones zero.
+  [[nodiscard]] const std::byte* own_gradients(int flat);
+  /// Adds the squares of all of them, each times its flat's grad_factor and `factor`.
+  void add_own_norm(kernels::NormAccumulator& norm, double factor);
 
   /// Call it after the update: forgets which parameters have a gradient, and the offender.
   void begin_step();
@@ -196,6 +207,7 @@ class GradientStore {
   std::uint64_t backward_ = 0;   ///< step << 20 | backward within the step
   int micro_step_ = 0;
   bool steered_ = false;
+  bool keeps_own_ = false;
   bool at_end_ = false;        ///< reductions wait for complete()
   bool ending_ = false;        ///< complete() makes them
   std::vector<bool> in_part_;  ///< one a unit, after steer(): complete in the running backward

@@ -1,6 +1,7 @@
 // Gradients where every rank makes the same calls: a published bucket is one reduce_scatter, in the order in which the
 // unit buckets close, which is that of the model's backward on all ranks.
 #include "zero/call_tags.h"
+#include "zero/coded_calls.h"
 #include "zero/gradient_exchange.h"
 #include "zero/landing_sums.h"
 #include "zero/matched_sums.h"
@@ -8,6 +9,7 @@
 #include <zeroth/base/failpoint.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -28,6 +30,10 @@ class MatchedExchange final : public GradientExchange {
         published_(model_.flats.size()),
         final_(model_.flats.size()) {
     if (memory_.sums_leave_device()) landing_.emplace(model_, memory_, shards_, reduce_stream_);
+    if (memory_.plan().codes.gradient_bits > 0 && sub_group_.moves() && !memory_.degrees().sums_groups()) {
+      codes_ = std::make_unique<CodedReduction>(model_, memory_.plan(), backend_, context.kernels, reduce_stream_,
+                                                context.ledger);
+    }
   }
 
   void await_slot(int /*unit*/, const std::function<bool(int)>& /*skip*/) override {
@@ -76,7 +82,7 @@ class MatchedExchange final : public GradientExchange {
   void restored(int flat) override { published_[static_cast<std::size_t>(flat)] = 1; }
   [[nodiscard]] std::uint64_t spills() const override { return 0; }
   [[nodiscard]] std::size_t transport_bytes() const override {
-    return sub_group_.transport_bytes() + sums_.transport_bytes();
+    return sub_group_.transport_bytes() + sums_.transport_bytes() + (codes_ ? codes_->transport_bytes() : 0);
   }
 
  private:
@@ -94,6 +100,14 @@ class MatchedExchange final : public GradientExchange {
         const Summand sum{.data = bucket + array_bytes(part.begin, dtype), .dtype = dtype, .rank = memory_.rank()};
         add(flat, sum);
       });
+      return;
+    }
+    if (codes_ && has_codes(layout)) {
+      published_[static_cast<std::size_t>(flat)] = 1;
+      const std::byte* const values = codes_->reduce(layout, bucket, dtype, memory_.reduction_errors(flat));
+      if (part.size() == 0) return;
+      reduce_stream_.enqueue([this, flat, values] { add(flat, {.data = values, .dtype = DType::kFloat32}); });
+      if (reduce_stream_.runs_inline()) reduce_stream_.synchronize();
       return;
     }
     std::byte* const own = in_place ? bucket + array_bytes(part.begin, accumulation) : memory_.micro_step_sums(flat);
@@ -127,6 +141,7 @@ class MatchedExchange final : public GradientExchange {
   std::vector<std::uint8_t> published_;      ///< one a flat: reduced in this step
   std::vector<std::optional<Event>> final_;  ///< one a flat: its last reduction of this step
   std::optional<LandingSums> landing_;       ///< of sums that rest beside the device
+  std::unique_ptr<CodedReduction> codes_;    ///< null: gradients travel as they are
 };
 
 }  // namespace

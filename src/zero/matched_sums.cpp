@@ -21,7 +21,12 @@ MatchedSums::MatchedSums(const ExchangeContext& context)
       shards_(context.shards),
       kernels_(context.kernels),
       others_(model_, backend_, memory_.degrees().world, memory_.degrees().gradient, "groups"),
-      updates_(model_, backend_, memory_, memory_.degrees().world, memory_.degrees().sums, "sums") {}
+      updates_(model_, backend_, memory_, memory_.degrees().world, memory_.degrees().sums, "sums") {
+  if (memory_.plan().codes.gradient_bits > 0 && others_.moves()) {
+    codes_ =
+        std::make_unique<CodedReduction>(model_, memory_.plan(), backend_, kernels_, reduce_stream_, context.ledger);
+  }
+}
 
 void MatchedSums::combine(std::span<std::uint8_t> summed) {
   ZR_FAILPOINT("matched.combine");
@@ -47,10 +52,18 @@ void MatchedSums::combine(std::span<std::uint8_t> summed) {
     std::byte* const sums = memory_.micro_step_sums(flat);
     if (own[index] == 0)
       kernels_.zero(sums, array_bytes(memory_.micro_step_part(flat).size(), accumulation), reduce_stream_);
+    if (codes_ && has_codes(layout)) {
+      const std::byte* const sum = codes_->reduce(layout, sums, accumulation, memory_.reduction_errors(flat));
+      reduce_stream_.enqueue([this, flat, sum, bytes = array_bytes(layout.shard(memory_.rank()).size(), accumulation)] {
+        kernels_.copy(memory_.reduced(flat), sum, bytes, reduce_stream_);
+      });
+      continue;
+    }
     calls.push_back(
         others_.reduction(CallPurpose::kCombineGradients, layout, accumulation, sums, memory_.reduced(flat)));
   }
   if (!calls.empty()) others_.submit(calls, reduce_stream_).wait();
+  if (codes_) reduce_stream_.synchronize();
   for (std::size_t index = 0; index < summed.size(); ++index) {
     if (summed[index] != 0) shards_.combined(static_cast<int>(index));
   }

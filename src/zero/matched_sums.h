@@ -2,11 +2,13 @@
 // of a step.
 #pragma once
 
+#include "zero/coded_calls.h"
 #include "zero/gradient_exchange.h"
 #include "zero/sub_group.h"
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string_view>
 
@@ -27,7 +29,9 @@ class MatchedSums {
   void combine(std::span<std::uint8_t> summed);
   /// Sums of `summed` flats to the ranks that update with them, see GradientExchange::share_sums(). Blocks.
   void share(std::span<const std::uint8_t> summed);
-  [[nodiscard]] std::size_t transport_bytes() const { return others_.transport_bytes() + updates_.transport_bytes(); }
+  [[nodiscard]] std::size_t transport_bytes() const {
+    return others_.transport_bytes() + updates_.transport_bytes() + (codes_ ? codes_->transport_bytes() : 0);
+  }
 
  private:
   const ModelLayout& model_;
@@ -36,8 +40,9 @@ class MatchedSums {
   Stream reduce_stream_;
   ReducedShards& shards_;
   Kernels& kernels_;
-  SubGroupCalls others_;  ///< one rank of each sub-group, with the same part
-  SubGroupPath updates_;  ///< whose pieces are what this rank updates
+  SubGroupCalls others_;                   ///< one rank of each sub-group, with the same part
+  SubGroupPath updates_;                   ///< whose pieces are what this rank updates
+  std::unique_ptr<CodedReduction> codes_;  ///< null: what sub-groups exchange travels as it is
 };
 
 }  // namespace zeroth

@@ -1,3 +1,4 @@
+#include "zero/coded_calls.h"
 #include "zero/signals.h"
 
 #include <zeroth/offload/stores.h>
@@ -18,7 +19,32 @@ struct WireCounts {
       gather;  ///< elements, to go from one degree to a lower one
   /// bytes, to sum parts at degree `to` of what is `dtype` into parts at `from`
   std::function<std::uint64_t(const FlatLayout& flat, int from, int to, DType dtype)> reduce;
+  /// The ranks from which the messages of one hop of codes come.
+  std::function<std::vector<int>(int from, int to)> senders;
+  int rank = 0;
 };
+
+/// Bytes of the gathers of one flat in a step, `gathers` of them, of parameters that travel in codes.
+std::uint64_t coded_gathers(const ShardingPlan& plan, const Degrees& degrees, const FlatLayout& flat,
+                            std::uint64_t gathers, const WireCounts& count) {
+  const CodeHop hop = hop_of_parameters(degrees);
+  std::uint64_t bytes = 0;
+  for (const int sender : count.senders(hop.from, hop.to))
+    bytes += static_cast<std::uint64_t>(form_of_parameters(plan.codes).bytes(flat.part(sender, hop.from).size()));
+  if (!keeps_node_parts(plan, degrees)) return bytes * gathers;
+  return bytes * std::min<std::uint64_t>(gathers, 1) + array_bytes(count.gather(flat, hop.to, 1), flat.dtype) * gathers;
+}
+
+/// Bytes of one reduction.
+std::uint64_t coded_reduction(const ShardingPlan& plan, const Degrees& degrees, const FlatLayout& flat,
+                              const WireCounts& count) {
+  std::uint64_t bytes = 0;
+  for (const CodeHop& hop : hops_of_gradients(degrees)) {
+    bytes += count.senders(hop.from, hop.to).size() *
+             static_cast<std::uint64_t>(form_of_gradients(plan.codes).bytes(flat.part(count.rank, hop.from).size()));
+  }
+  return bytes;
+}
 
 /// A step's calls, counted.
 WireBytes wire_of(const ModelLayout& model, const ShardingPlan& plan, int micro_steps, const WireCounts& count,
@@ -29,14 +55,24 @@ WireBytes wire_of(const ModelLayout& model, const ShardingPlan& plan, int micro_
   const std::vector<DType> dtypes = bucket_dtypes(model, plan, micro_steps);
   for (std::size_t index = 0; index < model.flats.size(); ++index) {
     const FlatLayout& flat = model.flats[index];
-    if (plan.gathers_parameters()) {
+    const bool codes = has_codes(flat) && model.world > 1;
+    if (plan.gathers_parameters() && codes && plan.codes.parameter_bits > 0) {
+      wire.gather_parameters +=
+          coded_gathers(plan, degrees, flat, planned_gathers(model, plan, flat.unit, micro_steps, gathers), count);
+    } else if (plan.gathers_parameters()) {
       wire.gather_parameters += array_bytes(count.gather(flat, degrees.parameter, 1), flat.dtype) *
                                 planned_gathers(model, plan, flat.unit, micro_steps, gathers);
     }
     if (!flat.trainable) continue;
-    wire.reduce_gradients += count.reduce(flat, degrees.gradient, 1, dtypes[index]) *
-                             (plan.policy == ReductionPolicy::kPerMicroStep ? steps : 1);
-    wire.reduce_gradients += count.reduce(flat, model.world, degrees.gradient, flat.accumulation());
+    const std::uint64_t coded = codes && plan.codes.gradient_bits > 0 ? coded_reduction(plan, degrees, flat, count) : 0;
+    const bool between_runs = degrees.sums_groups();
+    const std::uint64_t reduction =
+        coded > 0 && !between_runs ? coded : count.reduce(flat, degrees.gradient, 1, dtypes[index]);
+    wire.reduce_gradients += reduction * (plan.policy == ReductionPolicy::kPerMicroStep ? steps : 1);
+    if (between_runs) {
+      wire.reduce_gradients +=
+          coded > 0 ? coded : count.reduce(flat, model.world, degrees.gradient, flat.accumulation());
+    }
     wire.gather_gradients += array_bytes(count.gather(flat, model.world, degrees.sums), flat.accumulation());
     wire.publish_parameters += array_bytes(count.gather(flat, degrees.optimizer, degrees.parameter), flat.dtype);
   }
@@ -98,8 +134,9 @@ Buckets plan_buckets(const ModelLayout& model, const ShardingPlan& plan, int mic
     buckets.wide_bytes.push_back(layout.trainable && !wide ? layout.accumulation_bytes() : 0);
     buckets.hold_sums.push_back(once && layout.trainable && wide && !leave);
   }
-  // What has left the device needs no bucket any more, whatever the placement.
-  buckets.ring = leave ? !plan.accumulates_in_buckets(micro_steps) : !plan.holds_all_buckets(micro_steps);
+  // What has left the device needs no bucket any more, whatever the placement. Gradients of messages do not leave it.
+  const bool stays = plan.holds_messages || plan.accumulates_in_buckets(micro_steps);
+  buckets.ring = leave ? !stays : !plan.holds_all_buckets(micro_steps);
   if (!buckets.ring || !once || leave) return buckets;
   const SlotTable ring = make_slot_table(model, buckets.bytes, true, plan.ring_slots);
   // Backward goes through the model from its end: the first unit of a slot is the last to use it.
@@ -222,6 +259,9 @@ MemorySnapshot plan_memory(const ModelLayout& model, const ShardingPlan& plan, i
       add(MemoryState::kStaging, cached_store_memory(blocks.in_files, {.places = places}));
   }
   add(MemoryState::kStaging, bus_memory(model, plan, rank));
+  const CodeMemory codes = code_memory(model, plan, rank);
+  add(MemoryState::kStaging, codes.messages());
+  add(MemoryState::kParameter, codes.node_parts);
   add(MemoryState::kBucket, bucket_slots(model, plan, micro_steps).total_bytes());
   add(MemoryState::kGathered, gathered_slots(model, plan).total_bytes());
   add(MemoryState::kControl, control_bytes(model));
@@ -254,7 +294,17 @@ WireBytes plan_wire(const ModelLayout& model, const ShardingPlan& plan, int rank
                       [rank](const FlatLayout& flat, int from, int to, DType dtype) {
                         return array_bytes(flat.part(rank, from).size(), dtype) *
                                static_cast<std::uint64_t>(from / to - 1);
-                      }},
+                      },
+                  .senders =
+                      [rank](int from, int to) {
+                        const SubGroup group = sub_group_of(rank, from, to);
+                        std::vector<int> others;
+                        for (int index = 0; index < group.count; ++index) {
+                          if (group.rank(index) != rank) others.push_back(group.rank(index));
+                        }
+                        return others;
+                      },
+                  .rank = rank},
                  gathers);
 }
 
@@ -265,25 +315,28 @@ WireBytes plan_far_wire(const ModelLayout& model, const ShardingPlan& plan, int 
     node_of.insert(node_of.end(), static_cast<std::size_t>(nodes.node_sizes[node]), static_cast<int>(node));
   }
   const auto senders = [&](const SubGroup& group) { return far_senders(group, rank, node_of, nodes.two_levels); };
-  return wire_of(model, plan, micro_steps,
-                 {.gather =
-                      [&](const FlatLayout& flat, int from, int to) {
-                        const std::vector<int> path =
-                            nodes.one_sided ? std::vector{from, to} : plan.degrees(model.world).path(from, to);
-                        std::int64_t elements = 0;
-                        for (std::size_t step = 1; step < path.size(); ++step) {
-                          for (const int sender : senders(sub_group_of(rank, path[step - 1], path[step])))
-                            elements += flat.part(sender, path[step - 1]).size();
-                        }
-                        return elements;
-                      },
-                  .reduce =
-                      [&](const FlatLayout& flat, int from, int to, DType dtype) {
-                        const SubGroup group = sub_group_of(rank, from, to);
-                        const bool sums = nodes.two_levels && per_node(group, node_of) > 1;
-                        return array_bytes(flat.part(rank, from).size(), sums ? flat.accumulation() : dtype) *
-                               senders(group).size();
-                      }});
+  return wire_of(
+      model, plan, micro_steps,
+      {.gather =
+           [&](const FlatLayout& flat, int from, int to) {
+             const std::vector<int> path =
+                 nodes.one_sided ? std::vector{from, to} : plan.degrees(model.world).path(from, to);
+             std::int64_t elements = 0;
+             for (std::size_t step = 1; step < path.size(); ++step) {
+               for (const int sender : senders(sub_group_of(rank, path[step - 1], path[step])))
+                 elements += flat.part(sender, path[step - 1]).size();
+             }
+             return elements;
+           },
+       .reduce =
+           [&](const FlatLayout& flat, int from, int to, DType dtype) {
+             const SubGroup group = sub_group_of(rank, from, to);
+             const bool sums = nodes.two_levels && per_node(group, node_of) > 1;
+             return array_bytes(flat.part(rank, from).size(), sums ? flat.accumulation() : dtype) *
+                    senders(group).size();
+           },
+       .senders = [&](int from, int to) { return far_senders(sub_group_of(rank, from, to), rank, node_of, false); },
+       .rank = rank});
 }
 
 }  // namespace zeroth

@@ -12,13 +12,6 @@
 namespace zeroth {
 namespace {
 
-/// "[2, 3]"
-std::string extents(const std::vector<std::int64_t>& shape) {
-  std::string text = "[";
-  for (std::size_t dim = 0; dim < shape.size(); ++dim) text += (dim == 0 ? "" : ", ") + std::to_string(shape[dim]);
-  return text + "]";
-}
-
 void require_box(const ParamSpec& param) {
   if (param.logical_shape.empty() && param.box_offset.empty()) return;
   const std::size_t dims = param.shape.size();
@@ -40,24 +33,29 @@ void require_box(const ParamSpec& param) {
   ZR_CHECK(fits, ErrorCode::kModel, "a parameter is no box of its tensor",
            {.where = "zero.model_layout",
             .which = param.name,
-            .expected = "offset and shape inside " + extents(param.logical_shape),
-            .got = extents(param.shape) + " at " + extents(param.box_offset)});
+            .expected = "offset and shape inside " + shape_text(param.logical_shape),
+            .got = shape_text(param.shape) + " at " + shape_text(param.box_offset)});
 }
 
 }  // namespace
 
 std::string ModelLayout::describe_param(int param) const {
   const ParamSpec& spec = params[static_cast<std::size_t>(param)];
-  std::string text = spec.name + " " + std::string(name_of(spec.dtype)) + " " + extents(spec.shape);
+  std::string text = spec.name + " " + std::string(name_of(spec.dtype)) + " " + shape_text(spec.shape);
   text += spec.trainable ? " trainable" : " frozen";
   text += " group " + std::to_string(spec.group);
   if (spec.shard_group != 0) text += " shard group " + std::to_string(spec.shard_group);
   if (spec.grad_factor != 1.0) text += " grad_factor " + hex_float(spec.grad_factor);
   if (!spec.whole.empty()) text += " a part of " + spec.whole;
   for (const std::string& alias : spec.aliases) text += " tied to " + alias;
-  if (!spec.logical_shape.empty()) text += " at " + extents(spec.box_offset) + " of " + extents(spec.logical_shape);
+  if (!spec.logical_shape.empty())
+    text += " at " + shape_text(spec.box_offset) + " of " + shape_text(spec.logical_shape);
   if (spec.box_parts != 1)
     text += " in " + std::to_string(spec.box_parts) + " blocks of dimension " + std::to_string(spec.box_parts_dim);
+  if (!spec.memory_order.empty()) {
+    text += " dimensions in memory";
+    for (const int dim : spec.memory_order) text += " " + std::to_string(dim);
+  }
   const UnitSpec& unit = units[static_cast<std::size_t>(places[static_cast<std::size_t>(param)].unit)];
   text += (unit.repeated ? " repeated unit " : " unit ") + unit.name;
   return text;
@@ -125,7 +123,8 @@ ModelLayout make_model_layout(std::vector<ParamSpec> params, std::vector<UnitSpe
                 .expected = "0 to " + std::to_string(degrees.size() - 1),
                 .got = std::to_string(group)});
       const Degrees& of_group = degrees[static_cast<std::size_t>(group)];
-      const std::array<int, 3> below_the_world{of_group.parameter, of_group.optimizer, of_group.gradient};
+      const std::array<int, 4> below_the_world{of_group.parameter, of_group.optimizer, of_group.gradient,
+                                               of_group.node};
       for (FlatLayout& layout :
            make_flat_layouts(model.params, part, static_cast<int>(unit), of_group.world, below_the_world)) {
         const int index = static_cast<int>(model.flats.size());

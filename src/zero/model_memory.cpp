@@ -1,5 +1,6 @@
 #include "zero/model_memory.h"
 
+#include "zero/coded_calls.h"
 #include "zero/signals.h"
 
 #include <zeroth/base/error.h>
@@ -47,7 +48,7 @@ ModelMemory::ModelMemory(const ModelLayout& model, const ShardingPlan& plan, std
       plan_(plan),
       degrees_(plan.degrees(model.world)),
       rank_(backend.rank()),
-      choice_(choose_exchange(backend.capabilities(), kernels.memory())),
+      choice_(choose_exchange(backend.capabilities(), kernels.memory(), plan.codes.any())),
       one_sided_(choice_.one_sided),
       local_group_(&backend),
       local_peers_{.first = one_sided_ ? 0 : rank_, .count = one_sided_ ? model.world : 1},
@@ -135,6 +136,7 @@ void ModelMemory::place_states(Kernels& kernels, std::span<const StateDeclaratio
   parameters_.assign(model_.flats.size(), StateBytes());
   reduced_.assign(model_.flats.size(), nullptr);
   held_.assign(model_.flats.size(), nullptr);
+  reduction_errors_.assign(model_.flats.size(), nullptr);
   masters_.assign(model_.flats.size(), -1);
   first_state_.assign(model_.flats.size(), 0);
   for (StateRow& row : rows) {
@@ -158,6 +160,8 @@ void ModelMemory::place_states(Kernels& kernels, std::span<const StateDeclaratio
     if (row.kind == StateKind::kParameter) parameters_[flat] = StateBytes(data);
     if (row.kind == StateKind::kSums) reduced_[flat] = data;
     if (row.kind == StateKind::kHeld) held_[flat] = data;
+    if (row.kind == StateKind::kOptimizer && row.name == kReductionError && row.dtype == DType::kFloat32)
+      reduction_errors_[flat] = reinterpret_cast<float*>(data);
     if (row.initial != 0) kernels.fill(data, row.entries, row.dtype, row.initial);
     states_.push_back({std::move(row), StateBytes(data)});
   }
@@ -167,14 +171,14 @@ void ModelMemory::place_states(Kernels& kernels, std::span<const StateDeclaratio
   gathered_holds_.resize(gathered_slots_.size());
 }
 
-void ModelMemory::add_average(Kernels& kernels, const std::string& name) {
+void ModelMemory::add_state(Kernels& kernels, StateKind kind, const std::string& name) {
   std::vector<StateRow> rows;
   std::size_t bytes = 0;
   for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) {
     const FlatLayout& layout = model_.flats[flat];
     if (!layout.trainable) continue;
     const Range range = update_range(static_cast<int>(flat));
-    rows.push_back({.kind = StateKind::kAverage,
+    rows.push_back({.kind = kind,
                     .name = name,
                     .flat = static_cast<int>(flat),
                     .unit = layout.unit,
@@ -184,24 +188,27 @@ void ModelMemory::add_average(Kernels& kernels, const std::string& name) {
                     .dtype = layout.accumulation()});
     bytes += rows.back().bytes();
   }
-  Arena arena = kernels.make_arena(bytes, "average");
+  Arena arena = kernels.make_arena(bytes, name);
   for (StateRow& row : rows) {
     std::byte* const data = arena.reserve(row.bytes(), kSegmentAlignBytes).data();
     holds_.push_back(ledger_.hold({row.unit, row.memory()}, row.bytes()));
     states_.push_back({std::move(row), StateBytes(data)});
   }
-  averages_.push_back(std::move(arena));
+  added_.push_back(std::move(arena));
 }
 
-std::size_t ModelMemory::average_bytes() const {
+std::size_t ModelMemory::added_bytes() const {
   std::size_t bytes = 0;
-  for (const Placed& state : states_) bytes += state.row.kind == StateKind::kAverage ? state.row.bytes() : 0;
+  for (const Placed& state : states_) {
+    const bool added = state.row.kind == StateKind::kAverage || state.row.kind == StateKind::kOuter;
+    bytes += added ? state.row.bytes() : 0;
+  }
   return bytes;
 }
 
-std::uint64_t ModelMemory::averages_resident_bytes() const {
+std::uint64_t ModelMemory::added_resident_bytes() const {
   std::uint64_t bytes = 0;
-  for (const Arena& arena : averages_) bytes += arena.resident_bytes();
+  for (const Arena& arena : added_) bytes += arena.resident_bytes();
   return bytes;
 }
 
@@ -313,6 +320,8 @@ StateBytes ModelMemory::masters(int flat) const {
 std::byte* StateView::state(int which, std::int64_t element) const {
   const ModelMemory::Placed& placed = memory_->state_row(flat_, which);
   if (placed.row.in_blocks) return lease_.at(memory_->blocked_->row_of(flat_, StateKind::kOptimizer, which), element);
+  const bool is_piece = placed.row.shape == StateShape::kPiece;
+  if (is_piece && (element < placed.row.range.begin || element >= placed.row.range.end)) return nullptr;
   return placed.at.in_memory() + array_bytes(entry_of(memory_->model_, placed.row, element), placed.row.dtype);
 }
 

@@ -45,7 +45,8 @@ class ModelMemory;
 /// Addresses of the states of some elements of a flat, for one update. Move-only; states in blocks are leased as long.
 class [[nodiscard]] StateView {
  public:
-  /// From the entry of `element` on, which must be among the elements: of optimizer state number `which`;
+  /// From the entry of `element` on, which must be among the elements: of optimizer state number `which`, null where
+  /// this rank's piece (StateShape::kPiece) has it not;
   [[nodiscard]] std::byte* state(int which, std::int64_t element) const;
   /// of the lower halves of the masters of a bfloat16 flat, else null ([Note: Masters in two halves]);
   [[nodiscard]] std::int16_t* master_low(std::int64_t element) const;
@@ -127,9 +128,9 @@ class ModelMemory {
   [[nodiscard]] const std::vector<Placed>& states() const { return states_; }
   /// A further state of every trainable parameter, of the accumulation dtype, where the optimizer's states are: zeros.
   /// Its rows come last in states(). Throws kOutOfMemory.
-  void add_average(Kernels& kernels, const std::string& name);
-  /// Bytes of all averages; planned_memory() of a plan does not have them.
-  [[nodiscard]] std::size_t average_bytes() const;
+  void add_state(Kernels& kernels, StateKind kind, const std::string& name);
+  /// Bytes of all that add_state() has added; planned_memory() of a plan does not have them.
+  [[nodiscard]] std::size_t added_bytes() const;
   /// This rank's reduced shard: its piece of the sums, in the accumulation dtype. It lies in separate memory, or, if
   /// sums_in_bucket(), in its range of its own bucket.
   [[nodiscard]] std::byte* reduced(int flat) { return sums_at(flat, model_.flat(flat).shard(rank_).begin); }
@@ -199,11 +200,14 @@ class ModelMemory {
     return dtype_of_sums(plan_, model_.flat(flat).dtype, model_.flat(flat).accumulation());
   }
   [[nodiscard]] const Degrees& degrees() const { return degrees_; }
+  [[nodiscard]] const ShardingPlan& plan() const { return plan_; }
+  /// What codes of the flat's gradients have missed: [length] float32, null where nothing keeps it (WireCodes).
+  [[nodiscard]] float* reduction_errors(int flat) const { return reduction_errors_[index(flat)]; }
   [[nodiscard]] int rank() const { return rank_; }
   /// Resident bytes of this rank's arenas. Slow: reads smaps.
   [[nodiscard]] std::uint64_t resident_bytes() const {
     return signal_words_.resident_bytes() + shared_.resident_bytes() + private_.resident_bytes() +
-           host_.resident_bytes() + wide_.resident_bytes() + averages_resident_bytes() +
+           host_.resident_bytes() + wide_.resident_bytes() + added_resident_bytes() +
            (blocked_ ? blocked_->resident_bytes() : 0) + (filed_parameters_ ? filed_parameters_->resident_bytes() : 0);
   }
 
@@ -222,7 +226,7 @@ class ModelMemory {
   template <class Body>
   void for_slots(int flat, std::int64_t element, std::size_t bytes, const Body& body);
   void find_neighbours(CommBackend& backend);
-  [[nodiscard]] std::uint64_t averages_resident_bytes() const;
+  [[nodiscard]] std::uint64_t added_resident_bytes() const;
   /// Memory that local peers read, zeroed.
   [[nodiscard]] Arena make_window(Device& device, Kernels& kernels, std::size_t bytes, std::string_view name) const;
   /// The attached arenas by world rank; empty for all other ranks.
@@ -248,7 +252,7 @@ class ModelMemory {
   Arena shared_;
   Arena private_;
   Arena host_;  // states without blocks that rest beside a device
-  std::vector<Arena> averages_;
+  std::vector<Arena> added_;
   Arena wide_;  // address space, until a gradient comes that is wider than its bucket
   PeerWindow signal_window_;
   PeerWindow window_;
@@ -262,6 +266,7 @@ class ModelMemory {
   std::vector<StateBytes> parameters_;
   std::vector<std::byte*> reduced_;
   std::vector<std::byte*> held_;
+  std::vector<float*> reduction_errors_;
   std::vector<int> masters_;              // into states_, one a flat; -1: none
   std::vector<std::size_t> first_state_;  // of the optimizer's rows
   std::vector<std::span<std::byte>> gathered_slots_;

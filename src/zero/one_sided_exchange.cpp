@@ -294,15 +294,19 @@ void OneSidedExchange::progress(int flat) {
     }
     // Nobody took part: everybody has closed this backward. Closed first, published second, as in part_of(): what is
     // not published by then belongs to a backward that was still open when `closed` was read.
-    std::uint64_t closed = ~std::uint64_t{0};
+    // The next one that anybody may have taken part in: a rank's bucket is used again only after this rank has taken
+    // what it held, so what a rank shows now is the first that it has published since.
+    std::uint64_t next = ~std::uint64_t{0};
     for (int index = 0; index < sub_group_.count; ++index) {
-      closed = std::min(closed, memory_.signals(sub_group_.rank(index)).closed().load());
+      const Signals& signals = memory_.signals(sub_group_.rank(index));
+      const std::uint64_t closed = signals.closed().load();
+      const std::uint64_t published = signals.publication(flat).code;
+      next = std::min(next, published > code ? backward_of(published) : closed);
     }
-    bool later = false;
-    for (int index = 0; index < sub_group_.count; ++index) {
-      later = later || memory_.signals(sub_group_.rank(index)).publication(flat).code > code;
-    }
-    own.next_backward = later ? own.next_backward + 1 : std::max(own.next_backward + 1, closed);
+    if (const auto spill = spilled_.lower_bound({flat, code + 1, -1});
+        spill != spilled_.end() && std::get<0>(spill->first) == flat)
+      next = std::min(next, backward_of(std::get<1>(spill->first)));
+    own.next_backward = std::max(own.next_backward + 1, next);
     own.next_event = 0;
   }
 }

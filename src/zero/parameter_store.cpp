@@ -1,4 +1,5 @@
 #include "zero/call_tags.h"
+#include "zero/coded_calls.h"
 #include "zero/layout_tag.h"
 #include "zero/signals.h"
 #include "zero/sub_group.h"
@@ -30,6 +31,20 @@ ParameterStore::ParameterStore(const ModelLayout& model, const ShardingPlan& pla
       slot_user_(memory.gathered_table().slot_bytes.size(), -1),
       ring_(ring_positions(model)),
       counters_(counters) {
+  node_parts_.resize(model.flats.size());
+  if (plan.codes.parameter_bits > 0 && whole_->moves()) {
+    codes_ = std::make_unique<CodedGather>(model, plan, *whole_->steps().front(), memory.rank(), kernels,
+                                           gather_stream_, device.ledger());
+    node_memory_ = kernels.make_arena(code_memory(model, plan, memory.rank()).node_parts, "parameters of the node");
+  }
+  for (std::size_t flat = 0; codes_ && keeps_node_parts(plan, memory.degrees()) && flat < model.flats.size(); ++flat) {
+    const FlatLayout& layout = model.flats[flat];
+    if (!has_codes(layout)) continue;
+    const std::size_t bytes = align_up(
+        array_bytes(layout.part(memory.rank(), memory.degrees().node).size(), layout.dtype), kSegmentAlignBytes);
+    node_parts_[flat].data = node_memory_.reserve(bytes, kSegmentAlignBytes).data();
+    node_holds_.push_back(device.ledger().hold({layout.unit, MemoryState::kParameter}, bytes));
+  }
   const Signals& own = memory_.signals(memory_.rank());
   for (std::size_t flat = 0; flat < model.flats.size(); ++flat) {
     // Constant after this; visible to peers through the first epoch, and through the first bucket that is published.
@@ -108,7 +123,11 @@ void ParameterStore::start_gather(int unit) {
   for (const int flat : model_.unit_flats[static_cast<std::size_t>(unit)]) {
     counters_.live_bytes += model_.flat(flat).bytes();
     std::byte* out = flat_data(flat);
-    bring(flat, out, *whole_, CallPurpose::kGatherParameters);
+    if (codes_ && has_codes(model_.flat(flat))) {
+      bring_in_codes(flat, out);
+    } else {
+      bring(flat, out, *whole_, CallPurpose::kGatherParameters);
+    }
   }
   counters_.live_bytes_peak = std::max(counters_.live_bytes_peak, counters_.live_bytes);
   state.ready = gather_stream_.record();
@@ -119,7 +138,7 @@ void ParameterStore::finish(int unit) {
   state.ready.wait();
   if (state.bound) return;
   state.bound = true;
-  if (memory_.filed_parameters() != nullptr) keep_digests(unit);
+  if (compares_digests()) keep_digests(unit);
   for (const int flat : model_.unit_flats[static_cast<std::size_t>(unit)]) binder_.bind(flat, flat_data(flat));
 }
 
@@ -179,7 +198,7 @@ void ParameterStore::look_for_writes(int unit) noexcept {
     const FlatLayout& layout = model_.flat(flat);
     const std::span<const std::byte> own = own_in_slot(flat);
     if (own.empty()) continue;
-    if (memory_.filed_parameters() != nullptr) {
+    if (compares_digests()) {
       const bool same = index >= state.own_parts.size() ||
                         digest64({reinterpret_cast<const char*>(own.data()), own.size()}) == state.own_parts[index];
       if (!same) binder_.lose_write(flat, -1);
@@ -224,6 +243,26 @@ void ParameterStore::bring(int flat, std::byte* out, SubGroupPath& group, CallPu
   gather_stream_.enqueue([works = group.gather(purpose, layout, layout.dtype, part, out, gather_stream_)] {
     for (const Work& work : works) work.wait();
   });
+}
+
+bool ParameterStore::compares_digests() const {
+  return memory_.filed_parameters() != nullptr || codes_ != nullptr;
+}
+
+void ParameterStore::bring_in_codes(int flat, std::byte* out) {
+  const FlatLayout& layout = model_.flat(flat);
+  NodePart& kept = node_parts_[static_cast<std::size_t>(flat)];
+  if (before_blocking_) gather_stream_.enqueue(before_blocking_);
+  const bool keeps = keeps_node_parts(plan_, memory_.degrees());
+  if (!keeps || kept.epoch != epoch_) {
+    const std::byte* const part = own_part(flat, out, *whole_);
+    codes_->gather(CallPurpose::kGatherParameters, layout, part, keeps ? kept.data : out);
+    kept.epoch = epoch_;
+  }
+  if (!keeps) return;
+  const Work inside = whole_->steps().back()->gather(CallPurpose::kGatherParameters, layout, layout.dtype, kept.data,
+                                                     out, gather_stream_);
+  gather_stream_.enqueue([inside] { inside.wait(); });
 }
 
 const std::byte* ParameterStore::own_part(int flat, std::byte* out, const SubGroupPath& group) {

@@ -1,3 +1,4 @@
+#include <zeroth/base/error.h>
 #include <zeroth/zero/memory_plan.h>
 #include <zeroth/zero/state_table.h>
 
@@ -21,10 +22,6 @@ std::int64_t length_of_entry(const ModelLayout& model, const Segment& segment, S
                                       : row_length(model.params[static_cast<std::size_t>(segment.param)]);
 }
 
-bool is_of_elements(StateShape shape) {
-  return shape == StateShape::kElement || shape == StateShape::kRank;
-}
-
 /// Of gradients. Beside a device, what other ranks take of them stays there.
 Residency residency_of_sums(const ShardingPlan& plan, int world) {
   const bool stays = plan.residency.beside_device && !plan.sums_leave_device(world);
@@ -43,7 +40,7 @@ Residency residency_of(const ResidencyPlan& plan, StateShape shape) {
 }
 
 std::int64_t entries_of(const ModelLayout& model, const FlatLayout& flat, const Range& range, StateShape shape) {
-  if (is_of_elements(shape)) return range.size();
+  if (has_elements(shape)) return range.size();
   std::int64_t entries = 0;
   for (const Segment& segment : flat.segments) {
     if (segment.numel == 0) continue;
@@ -56,6 +53,13 @@ std::int64_t entries_of(const ModelLayout& model, const FlatLayout& flat, const 
 
 std::int64_t row_length(const ParamSpec& param) {
   if (param.shape.size() < 2) return std::max<std::int64_t>(param.numel(), 1);
+  ZR_CHECK(param.memory_order.empty() || param.memory_order.front() == 0, ErrorCode::kModel,
+           "an optimizer with a value for each row needs parameters whose rows follow each other in memory",
+           {.where = "zero.state_table",
+            .which = param.name,
+            .expected = "the first dimension outermost in memory",
+            .got = "dimension " + std::to_string(param.memory_order.empty() ? 0 : param.memory_order.front()),
+            .hint = "make it contiguous() before the engine is built"});
   return std::accumulate(param.shape.begin() + 1, param.shape.end(), std::int64_t{1}, std::multiplies<>());
 }
 
@@ -72,6 +76,7 @@ MemoryState StateRow::memory() const {
       return MemoryState::kMaster;
     case StateKind::kOptimizer:
     case StateKind::kAverage:  // as large, and at the same ranks
+    case StateKind::kOuter:
       return MemoryState::kOptimizer;
     case StateKind::kSums:
     case StateKind::kHeld:
@@ -114,12 +119,17 @@ std::vector<StateRow> state_table(const ModelLayout& model, const ShardingPlan& 
     }
     for (std::size_t which = 0; which < states.size(); ++which) {
       const StateDeclaration& state = states[which];
-      const bool own = state.shape == StateShape::kRank;
+      const bool all = state.shape == StateShape::kRank || state.shape == StateShape::kReplica;
+      const bool piece = state.shape == StateShape::kPiece;
       add({.kind = StateKind::kOptimizer,
            .which = static_cast<int>(which),
            .name = state.name,
-           .range = own ? Range{0, flat.length} : updated,
-           .degree = own ? 1 : degrees.optimizer,
+           .range = all     ? Range{0, flat.length}
+                    : piece ? flat.shard(rank)
+                            : updated,
+           .degree = all     ? 1
+                     : piece ? model.world
+                             : degrees.optimizer,
            .shape = state.shape,
            .dtype = state.dtype.value_or(flat.accumulation()),
            .initial = state.initial,
@@ -305,7 +315,7 @@ std::size_t bus_memory(const ModelLayout& model, const ShardingPlan& plan, int r
 }
 
 std::int64_t entry_of(const ModelLayout& model, const StateRow& row, std::int64_t element) {
-  if (is_of_elements(row.shape)) return element - row.range.begin;
+  if (has_elements(row.shape)) return element - row.range.begin;
   std::int64_t before = 0;
   for (const Segment& segment : model.flat(row.flat).segments) {
     if (segment.numel == 0) continue;

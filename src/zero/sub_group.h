@@ -23,6 +23,8 @@ class SubGroupCalls {
   /// blocks. `model` and `world` outlive the group.
   SubGroupCalls(const ModelLayout& model, CommBackend& world, int from, int to, std::string_view name);
 
+  [[nodiscard]] const SubGroup& ranks() const { return sub_group_; }
+  [[nodiscard]] int from() const { return from_; }
   [[nodiscard]] int to() const { return to_; }
   /// This rank's part at degree `from` has to be joined with others'.
   [[nodiscard]] bool moves() const { return sub_group_.count > 1; }
@@ -63,6 +65,8 @@ class SubGroupPath {
   /// Ranks read each other's parts, and gather() is not there.
   [[nodiscard]] bool one_sided() const { return one_sided_; }
   [[nodiscard]] std::size_t transport_bytes() const;
+  /// Of each step; none where it is one_sided().
+  [[nodiscard]] std::span<const std::unique_ptr<SubGroupCalls>> steps() const { return steps_; }
   /// SubGroupCalls::gather() for each step; what one brings the next one gives on. One work a step.
   std::vector<Work> gather(CallPurpose purpose, const FlatLayout& flat, DType dtype, const std::byte* part,
                            std::byte* whole, const Stream& stream);

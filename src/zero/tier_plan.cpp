@@ -1,3 +1,5 @@
+#include "zero/coded_calls.h"
+
 #include <zeroth/base/text.h>
 #include <zeroth/offload/stores.h>
 #include <zeroth/zero/state_table.h>
@@ -52,8 +54,9 @@ TierTable plan_tiers(const ModelLayout& model, const ShardingPlan& plan, int ran
     row_of(memory_of_blocks(set)).files += file_store_bytes(in_files, {.stripe_bytes = stripe_bytes});
   }
   const MemorySnapshot memory = plan_memory(model, plan, rank, states, micro_steps);
-  row_of(MemoryState::kStaging).host = memory[MemoryState::kStaging] - static_cast<std::size_t>(plan.residency.slots) *
-                                                                           bus_device_bytes(model, plan, rank);
+  row_of(MemoryState::kStaging).host =
+      memory[MemoryState::kStaging] - code_memory(model, plan, rank).messages() -
+      static_cast<std::size_t>(plan.residency.slots) * bus_device_bytes(model, plan, rank);
   for (std::size_t state = 0; state < kNumMemoryStates; ++state)
     table.rows[state].device = memory.bytes[state] - table.rows[state].host;
   return table;

@@ -1,3 +1,5 @@
+#include "zero/coded_calls.h"
+
 #include <zeroth/base/error.h>
 #include <zeroth/shard/flat_layout.h>
 #include <zeroth/zero/plan.h>
@@ -49,6 +51,17 @@ void ShardingPlan::validate() const {
   }
   ZR_CHECK(parameter_degree >= 0 && optimizer_degree >= 0 && gradient_degree >= 0, ErrorCode::kUsage,
            "a degree of sharding is negative", {.which = name});
+  const bool bits = (codes.parameter_bits == 0 || codes.parameter_bits == 8) &&
+                    (codes.gradient_bits == 0 || codes.gradient_bits == 4 || codes.gradient_bits == 8);
+  ZR_CHECK(bits && codes.block >= 16 && codes.block <= kBlockElements && codes.block % 16 == 0 &&
+               kBlockElements % codes.block == 0 && codes.node_degree >= 0,
+           ErrorCode::kUsage, "numbers cannot travel in such codes",
+           {.where = "zero.plan",
+            .which = name,
+            .expected = "8 bits for parameters, 8 or 4 for gradients, blocks of 16 to 1024 elements that divide 1024",
+            .got = std::to_string(codes.parameter_bits) + " and " + std::to_string(codes.gradient_bits) +
+                   " bits, blocks of " + std::to_string(codes.block)});
+  if (codes.parameter_bits > 0 && parameter != Placement::kFlat) refuse("codes of parameters that are not gathered");
   ZR_CHECK(ring_slots >= 1 && ring_slots <= 4096, ErrorCode::kUsage, "ring_slots must be 1 to 4096", {.which = name});
   ZR_CHECK(
       residency.slots >= 2 && residency.slots <= 4096 && residency.block_elements >= kBlockElements &&
@@ -69,7 +82,7 @@ void ShardingPlan::validate() const {
 
 std::vector<int> Degrees::path(int from, int to) const {
   std::vector<int> steps{from};
-  for (const int degree : {parameter, gradient, optimizer}) {
+  for (const int degree : {parameter, gradient, optimizer, node}) {
     if (to < degree && degree < from) steps.push_back(degree);
   }
   if (to < from) steps.push_back(to);
@@ -89,6 +102,13 @@ Degrees ShardingPlan::degrees(int world) const {
                  .optimizer = of(optimizer, optimizer_degree),
                  .world = world};
   states.sums = gathers_into_buckets() ? 1 : states.optimizer;
+  states.node = std::max(1, codes.node_degree);
+  ZR_CHECK(world % states.node == 0, ErrorCode::kConfig, "ranks do not make whole nodes",
+           {.where = "zero.plan",
+            .which = name,
+            .expected = "a divisor of the " + std::to_string(world) + " ranks",
+            .got = "nodes of " + std::to_string(states.node),
+            .hint = "the keys are zero_hpz_partition_size and zeroth.codes.node_degree"});
   ZR_CHECK(
       states.parameter <= states.optimizer && states.optimizer % states.parameter == 0 && world % states.optimizer == 0,
       ErrorCode::kConfig, "states cannot be split over so many ranks",
@@ -112,6 +132,26 @@ Degrees ShardingPlan::degrees(int world) const {
                         ", the degrees of parameters and optimizer",
             .got = std::to_string(states.gradient),
             .hint = "the key is zeroth.gradient_degree"});
+  ZR_CHECK(in_line(states.node, states.parameter) && in_line(states.node, states.optimizer) &&
+               in_line(states.node, states.gradient),
+           ErrorCode::kConfig, "numbers in codes cannot go along such nodes",
+           {.where = "zero.plan",
+            .which = name,
+            .expected = "a number of ranks that divides, or is a multiple of, " + std::to_string(states.parameter) +
+                        ", " + std::to_string(states.gradient) + " and " + std::to_string(states.optimizer) +
+                        ", the degrees of parameters, gradients and optimizer",
+            .got = "nodes of " + std::to_string(states.node),
+            .hint = "the keys are zero_hpz_partition_size and zeroth.codes.node_degree"});
+  // The gather in codes is one call over the far ranks, so no degree may lie inside of it.
+  const CodeHop far = hop_of_parameters(states);
+  ZR_CHECK(codes.parameter_bits == 0 || states.path(far.from, far.to).size() <= 2, ErrorCode::kConfig,
+           "a degree lies inside of the gather of parameters in codes",
+           {.where = "zero.plan",
+            .which = name,
+            .expected = "no degree of gradients or of the optimizer between " + std::to_string(far.to) + " and " +
+                        std::to_string(far.from),
+            .got = std::to_string(states.gradient) + " and " + std::to_string(states.optimizer),
+            .hint = "set zero_hpz_partition_size to zeroth.gradient_degree"});
   return states;
 }
 

@@ -13,7 +13,9 @@
 #include <zeroth/comm/factory.h>
 #include <zeroth/device/device.h>
 #include <zeroth/engine/uneven.h>
+#include <zeroth/optim/compression_options.h>
 #include <zeroth/optim/loss_scaler.h>
+#include <zeroth/optim/optimizer_options.h>
 #include <zeroth/optim/schedule.h>
 #include <zeroth/zero/plan.h>
 
@@ -32,17 +34,24 @@ namespace zeroth {
 
 /// Section "optimizer". Keys under "params" that the type does not know are errors.
 struct OptimizerConfig {
-  std::string type = "AdamW";  ///< "AdamW", "Adam" or "SGD"
+  std::string type = "AdamW";  ///< see optimizer_names()
   double lr = 1e-3;
-  std::array<double, 2> betas{0.9, 0.999};
+  std::optional<std::array<double, 2>> betas{};  ///< unset: see moments()
   double eps = 1e-8;
   std::optional<double> weight_decay{};  ///< unset: see decay()
   bool adam_w_mode = true;  ///< Adam only: decoupled decay, as DeepSpeed's "Adam" does; false: decay in the gradient
   double momentum = 0.0;    ///< SGD
   double dampening = 0.0;   ///< SGD
   bool nesterov = false;    ///< SGD
+  std::int64_t freeze_step = 100'000;  ///< OneBitAdam, OneBitLamb
+  double freeze_threshold = 0.0;       ///< the same; 0: frozen at freeze_step
+  CompressionOptions compression{};    ///< the same: of what ranks exchange after it
+  LambOptions lamb{};                  ///< Lamb, OneBitLamb
+  ZeroOneOptions zero_one{};           ///< ZeroOneAdam
 
-  /// weight_decay, or 0.01 for AdamW and 0 for Adam and SGD, as in torch.
+  /// betas, or {0.9, 0.99} for Lion and {0.9, 0.999} for the others, as in their papers.
+  [[nodiscard]] std::array<double, 2> moments() const;
+  /// weight_decay, or 0.01 for AdamW and 0 for the others, as in torch.
   [[nodiscard]] double decay() const;
   /// The update rule behind the type: "Adam" with adam_w_mode is "AdamW". Fits make_optimizer().
   [[nodiscard]] std::string rule() const;
@@ -76,22 +85,31 @@ struct ZeroConfig {
   int parameter_degree = 0;    ///< ranks over which stage 3 splits parameters; 0: all
   int optimizer_degree = 0;    ///< ranks over which stages 1 to 3 split the optimizer; 0: all
   int gradient_degree = 0;     ///< ranks over which the gradients of a micro-step are summed; 0: all
-  int hpz_partition_size = 1;  ///< DeepSpeed's name of parameter_degree, if above 1
+  int hpz_partition_size = 1;  ///< DeepSpeed's name of parameter_degree, if above 1; see also WireCodes::node_degree
   int mics_shard_size = -1;    ///< DeepSpeed's name of both degrees, if above 0
+  bool quantized_weights = false;    ///< ZeRO++: parameters are gathered as codes of 8 bits
+  bool quantized_gradients = false;  ///< ZeRO++: gradients are reduced as codes of code_bits
+  int code_bits = 4;                 ///< 4 or 8
+  bool code_feedback = true;         ///< see WireCodes
+  int code_node_degree = 0;          ///< 0: hpz_partition_size, if above 1
+  int code_block = 256;              ///< elements with one scale
+  [[nodiscard]] bool has_codes() const { return quantized_weights || quantized_gradients; }
 };
 
 /// Section "zeroth.mesh": the ranks as a grid, from outer to inner.
 struct MeshConfig {
-  int pp = 1;                      ///< stages of a pipeline: ranks that have other layers
-  int dp = 0;                      ///< ranks with batches of their own; 0: all that pp, sp and tp leave
-  int sp = 1;                      ///< ranks that share a sequence
-  int tp = 1;                      ///< ranks that share the matrices of a layer
-  std::string method = "ulysses";  ///< of attention over sp: "ulysses", "ring", "grid" (Ulysses inside, ring outside)
-  std::string order = "ring";      ///< what goes around a ring: "ring" (keys and values), "token" (queries too)
-  int ulysses = 0;                 ///< ranks inside of a grid; 0: the largest divisor of sp below it
-  std::string norms = "whole";     ///< "split": along tp, norms work on slices of the sequence
+  int pp = 1;                       ///< stages of a pipeline: ranks that have other layers
+  int dp = 0;                       ///< ranks with batches of their own; 0: all that the other axes leave
+  int rows = 1;                     ///< ranks that share each image: its rows
+  int sp = 1;                       ///< ranks that share a sequence
+  int tp = 1;                       ///< ranks that share the matrices of a layer
+  std::string method = "ulysses";   ///< of attention over sp: "ulysses", "ring", "grid" (Ulysses inside, ring outside)
+  std::string order = "ring";       ///< what goes around a ring: "ring" (keys and values), "token" (queries too)
+  int ulysses = 0;                  ///< ranks inside of a grid; 0: the largest divisor of sp below it
+  std::string norms = "whole";      ///< "split": along tp, norms work on slices of the sequence
+  std::string verify = "untested";  ///< which split models are compared with the whole: "untested", "always", "never"
   /// Any axis beside dp is there.
-  [[nodiscard]] bool splits_models() const { return pp > 1 || sp > 1 || tp > 1; }
+  [[nodiscard]] bool splits_models() const { return pp > 1 || rows > 1 || sp > 1 || tp > 1; }
 };
 
 /// Section "zeroth.pipeline".
@@ -165,6 +183,8 @@ struct RuntimeConfig {
       0;  ///< consecutive ranks that count as one node; 0: the ranks of each host over shm+mpi and mpi, else all
   Reduction reduction = Reduction::kRankOrder;  ///< what forms sums over ranks, and in which order
   bool check_calls = false;                     ///< also compare the calls of transports that do not compare them
+  int stragglers = 0;                           ///< of a gradient code: see EngineSettings
+  bool compare_replicas = false;                ///< after each update, what several ranks should have alike
   std::int64_t link_bytes_per_s = 0;            ///< emulated speed of a rank's link to other nodes; 0: no emulation
   std::int64_t timeout_ms = 300'000;            ///< longest wait for a living rank
   std::int64_t first_timeout_ms = 0;            ///< until the first step has ended; 0: twice timeout_ms

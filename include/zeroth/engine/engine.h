@@ -20,6 +20,7 @@
 #include <zeroth/engine/checkpoint.h>
 #include <zeroth/engine/operation.h>
 #include <zeroth/engine/state_access.h>
+#include <zeroth/engine/step_follower.h>
 #include <zeroth/engine/step_result.h>
 #include <zeroth/engine/transfer_report.h>
 #include <zeroth/engine/uneven.h>
@@ -30,6 +31,7 @@
 #include <zeroth/optim/optimizer.h>
 #include <zeroth/optim/schedule.h>
 #include <zeroth/zero/memory_plan.h>
+#include <zeroth/zero/message_reduction.h>
 #include <zeroth/zero/parameter_store.h>
 
 #include <cstdint>
@@ -56,6 +58,9 @@ struct TransferTotals;
 struct CommitVote;
 struct OwnTerms;
 struct EarlyUpdate;
+class CodedStep;
+class FreezeWatch;
+class TensorFacts;
 struct StatePiece;
 struct UpdateTerms;
 class OperationTable;
@@ -111,6 +116,9 @@ struct EngineSettings {
   /// Empty: all. The gradient of a step is the mean over these batches.
   std::vector<std::string> batch_axes{};
   int micro_steps = 1;
+  /// With gradient coding: of each stragglers + 1 ranks, which have the same stragglers + 1 micro-batches, so many may
+  /// be late (Engine::chunks()). 0: none.
+  int stragglers = 0;
   double gradient_clipping = 0.0;  ///< largest norm; 0: off
   UpdateSettings update{};
   StorageSettings storage{};  ///< used if a plan has states in files
@@ -120,6 +128,9 @@ struct EngineSettings {
   OptimizerOptions optimizer{};
   /// Makes an optimizer of the caller's own; unset: make_optimizer(). The same on all ranks.
   std::function<std::unique_ptr<Optimizer>()> own_optimizer{};
+  /// Makes the reductions of an optimizer whose ranks exchange messages; unset: make_reduction(). The same on all
+  /// ranks.
+  MakeReduction own_reduction{};
   /// Makes the kernels; unset: make_kernels(). Their memory is where the states lie.
   std::function<std::unique_ptr<Kernels>(Device& device, ThreadPool& pool)> own_kernels{};
   std::vector<GroupHyper> groups{1};  ///< indexed by ParamSpec::group
@@ -127,6 +138,7 @@ struct EngineSettings {
   int max_nonfinite_steps = 10;  ///< steps in a row skipped for SkipCause::kNonFinite that end the training
   LossScaling loss_scaling{};    ///< the front end multiplies gradients by Engine::loss_scale()
   Uneven uneven = Uneven::kError;
+  bool compare_replicas = false;         ///< after each update ranks compare what several of them should have alike
   int threads = 1;                       ///< of CPU kernels; the same on all ranks
   std::uint64_t memory_limit_bytes = 0;  ///< of all ranks of this host together; 0: available memory of the system
   std::string configuration{};           ///< Config::shared_json(), compared between ranks; may be empty
@@ -250,6 +262,13 @@ class Engine {
   /// groups differ or the ranks trained different parameters, kUsage if no parameter can train, and the errors of the
   /// transport, and what a save_async() ended with.
   StepResult step();
+
+  /// The next step() is that of the last micro-step. With EngineSettings::stragglers it may also be an earlier one,
+  /// because other ranks have run what the step needs: step() then ends the step, and its result is a boundary. Never
+  /// blocks; stays true until step().
+  [[nodiscard]] bool ends_step();
+  /// With EngineSettings::stragglers: the numbers of this rank's micro-batches among the world's, one a micro-step.
+  [[nodiscard]] std::vector<int> chunks() const;
 
   /// For a front end that runs the backwards of a step's micro-steps in parts and in an order of its own, as a pipeline
   /// does: it says before each backward what it is of, and step_all() ends the step. Before the first forward.
@@ -390,6 +409,8 @@ class Engine {
   /// step() if an update runs inside that backward (UpdateSettings), and after a step that was refused then.
   void require_whole(const char* what) const;
   void require_not_torn(const char* what) const;
+  /// The same, and where ranks have updated by themselves since they last synchronised (Optimizer::has_local_steps()).
+  void require_same_weights(const char* what) const;
   /// Throws kUsage, naming `what`, in the middle of a step: micro-steps or a backward wait for step().
   void require_quiet(const char* what) const;
 
@@ -447,7 +468,11 @@ class Engine {
   [[nodiscard]] int world() const { return communicator_.size(); }
   [[nodiscard]] const Communicator& communicator() const { return communicator_; }
 
+  /// What goes on beside the steps; null: nothing.
+  [[nodiscard]] StepFollower* follower() const { return follower_.get(); }
+
  private:
+  friend class LocalUpdates;  // works on the states of groups, between steps
   struct OwnOperations;
   /// A parameter, unit or flat by its group's number.
   struct InGroup {
@@ -509,8 +534,15 @@ class Engine {
   void delay_update(UpdateTerms terms);
   /// Updates what no backward has updated of the step before, if an update was delayed.
   void finish_delayed_update();
+  /// The first pass of an optimizer that needs to know of whole parameters. Collective, blocks.
+  void measure_tensors(const UpdateTerms& terms);
+  /// After a committed step: variances may have settled. Collective, blocks.
+  void look_at_variances();
   /// The same outside of a step, for all ranks together, of an update that was delayed: published and settled.
   void end_delayed_update();
+  /// Whose gradients are summed, before the vote; collective where there is a gradient code. -1, or the first of a few
+  /// ranks of which one would be needed.
+  int choose_summed(std::vector<int>& left_out);
   /// Completes all sums of the step, then runs the vote of all ranks.
   CommitVote cast_vote(bool idle, bool discards);
   [[nodiscard]] OwnTerms own_terms(int shard_group) const;
@@ -606,6 +638,10 @@ class Engine {
   std::unique_ptr<GroupResources> resources_;
   std::vector<std::unique_ptr<ShardGroup>> groups_;
   std::unique_ptr<UnevenJoin> uneven_join_;
+  std::unique_ptr<StepFollower> follower_;
+  std::unique_ptr<TensorFacts> tensor_facts_;  ///< null: the optimizer has none
+  std::unique_ptr<CodedStep> code_;            ///< null: a step needs all ranks
+  std::unique_ptr<FreezeWatch> freeze_watch_;  ///< null: the optimizer freezes no variances
   Arena checkpoint_copy_;
   std::shared_ptr<TransferClock> transfers_;
   std::unique_ptr<TransferLog> transfer_log_;

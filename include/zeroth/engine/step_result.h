@@ -45,12 +45,15 @@ struct StepResult {
   bool boundary = false;   ///< false: a micro-step that is not the last one; nothing below is set
   bool committed = false;  ///< the step counts: parameters were updated, or will be
   bool delayed = false;    ///< committed, and the update of it runs in the next step (UpdateSettings::delayed_after)
+  bool messages = false;   ///< committed, and ranks exchanged messages in the place of gradients: the step is lossy
   bool changed = false;    ///< parameters have changed: by the update of this step, or of the step before
   std::string reason{};    ///< the reason if not
   SkipCause cause = SkipCause::kNone;
-  std::int64_t step = 0;          ///< committed steps so far
-  std::int64_t batches = 0;       ///< micro-batches of all ranks in the mean of the gradient: fewer than ranks x
-                                  ///< micro-steps if ranks had no batch
+  std::int64_t step = 0;     ///< committed steps so far
+  std::int64_t batches = 0;  ///< micro-batches of all ranks in the mean of the gradient: fewer than ranks x
+                             ///< micro-steps if ranks had no batch
+  /// With gradient coding: ranks that left micro-steps out. Their gradients are not in the sum, which is the same.
+  std::vector<int> left_out{};
   double grad_norm = 0.0;         ///< L2 norm of the averaged, unclipped gradient; exact, see kernels/norm
   double clip_coefficient = 1.0;  ///< factor of clipping
   double lr = 0.0;                ///< of the first group with a trainable parameter

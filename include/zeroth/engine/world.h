@@ -6,6 +6,7 @@
 #include <zeroth/comm/mesh.h>
 #include <zeroth/comm/messages.h>
 #include <zeroth/comm/rank_activity.h>
+#include <zeroth/comm/sites.h>
 
 #include <exception>
 #include <functional>
@@ -14,9 +15,12 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace zeroth {
 
+struct Config;
+class SiteLine;
 class World;
 namespace detail {
 World unwatched(const World& world);
@@ -75,18 +79,39 @@ class World {
   /// the log: "SLURM_NTASKS=4 is not taken: ...". "" if there are none.
   [[nodiscard]] const std::string& not_taken() const { return not_taken_; }
 
+  /// The ranks of this rank's site as a world: this world is cut into `count` runs of consecutive ranks, which train
+  /// apart (local_updates.h). Connections, control plane and activity stay this world's, so a failure anywhere ends the
+  /// whole job. All ranks make their groups together, as in this world. Where zeroth-run has started the sites as jobs
+  /// of their own (--sites), this world is a site already, and `count` their number. Throws kConfig if `count` does not
+  /// divide it, or is another one than the launcher's, kUsage for a site of a site. Never blocks.
+  [[nodiscard]] World site(int count) const;
+  /// 1 for a world that is no site.
+  [[nodiscard]] int num_sites() const { return num_sites_; }
+  [[nodiscard]] int site_index() const { return site_index_; }
+  /// Where the hub between the sites is, in a site that is a job of its own; set before site() too.
+  [[nodiscard]] const std::optional<SitePlace>& place() const { return place_; }
+  /// To the ranks that have this rank's number in the other sites: a new group, or a connection to the hub. After the
+  /// first connect(). Collective over the ranks of all sites, blocks.
+  [[nodiscard]] std::unique_ptr<SiteLine> across_sites(std::shared_ptr<TrafficTable> table) const;
+
   /// Makes a new group of all ranks, for one engine. Collective, blocks until all ranks have come. The first call
   /// decides the options. The group counts its traffic in `table` and records its calls in activity()'s flight
   /// recorder. With the first group a world of several ranks joins its control plane (control_plane.h), which lives as
-  /// long as the world or one of its groups. Throws the errors of make_backend().
+  /// long as the world or one of its groups. Throws the errors of make_backend(), and kConfig for options that differ
+  /// from those with which the ranks have met.
   [[nodiscard]] std::shared_ptr<CommBackend> connect(const CommOptions& options,
                                                      std::shared_ptr<TrafficTable> table) const;
+  /// The groups of an engine's mesh: the axes of zeroth.mesh, in the engine's order, and its timeouts. For models that
+  /// ranks share. Collective, blocks. Throws the errors of mesh_of() (settings.h) and of the calls below.
+  [[nodiscard]] Mesh mesh(const Config& config) const;
   /// Groups of ranks by named axes, beside those of engines. Collective, blocks. The options are those of the first
-  /// connect(), or the defaults, which then hold for later engines. Throws kConfig if the axes do not fit the world,
+  /// connect(), or the defaults, which later engines must have too. Throws kConfig if the axes do not fit the world,
   /// and kMismatch if ranks give different ones.
   [[nodiscard]] Mesh mesh(MeshSpec spec) const { return mesh(std::move(spec), {}); }
   /// `options`: if this is the first group of the world.
   [[nodiscard]] Mesh mesh(MeshSpec spec, const CommOptions& options) const;
+  /// The axes of all meshes that were made so far, each once.
+  [[nodiscard]] const std::vector<MeshSpec>& meshes() const;
   /// The record of this rank's activity, which other ranks read through the control plane. Shared by copies.
   [[nodiscard]] const std::shared_ptr<RankActivity>& activity() const;
   /// Tells all ranks that this one has failed, if it is connected: their waits throw end_of_job() of error_of(cause).
@@ -103,6 +128,8 @@ class World {
   [[nodiscard]] std::shared_ptr<CommBackend> make_group(std::string_view kind, const CommOptions& options,
                                                         std::shared_ptr<TrafficTable> table) const;
   void connect_base(const CommOptions& options) const;
+  /// As those of the whole world, of which this is a site, say them.
+  [[nodiscard]] CommOptions of_whole(const CommOptions& options) const;
   int rank_ = 0;
   int size_ = 1;
   int local_rank_ = 0;
@@ -115,6 +142,10 @@ class World {
   std::shared_ptr<InprocHub> hub_;
   std::shared_ptr<MessageTransport> transport_;
   std::shared_ptr<Connection> connection_;
+  std::shared_ptr<const World> whole_;  ///< of which this is a site
+  int num_sites_ = 1;
+  int site_index_ = 0;
+  std::optional<SitePlace> place_;
 };
 
 }  // namespace zeroth

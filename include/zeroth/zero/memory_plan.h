@@ -20,7 +20,7 @@ namespace zeroth {
 ///   buckets     bP, or ring and single units' slots if gradients are Flat, or their sums leave the device
 ///   reduced     aP/min(g, o), or aP/g if gradients are Replicate, of the flats not in sums_in_buckets()
 ///   gathered    0, or ring and single units' slots if parameters are Flat             control    signals
-///   staging    slots of blocks in files: block_slots() of each set
+///   staging    slots of blocks in files: block_slots() of each set; messages of WireCodes, those of one flat
 /// The first four lines are sums over state_table(), whose rows are whole 64 bytes; of states in files those blocks
 /// count that rest in memory. Parameters in files count as staging, and as gathered at every stage.
 [[nodiscard]] MemorySnapshot plan_memory(const ModelLayout& model, const ShardingPlan& plan, int rank,
@@ -61,6 +61,8 @@ struct WireBytes {
 ///   reduce_gradients    reductions x b x (part at g) x (g - 1) + a x (own piece) x (N/g - 1)
 ///   gather_gradients    a x (part of the sums - own piece)
 ///   publish_parameters  p x (part at rest - part of the update)
+/// What travels in codes (WireCodes) counts its codes and scales; with nodes, one such gather in a step, and the others
+/// among the ranks of a node.
 /// g is the gradients' degree, N by default. A unit that stays gathered from forward to backward (see Reshard) counts
 /// one gather per micro-step, the others two, for each of UnitSpec::uses; one with Reshard::kStep one in a step.
 /// `gathers`: of each unit in a step, where the front end knows them; empty: these.

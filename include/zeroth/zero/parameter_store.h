@@ -36,6 +36,7 @@
 namespace zeroth {
 
 enum class CallPurpose : std::uint8_t;
+class CodedGather;
 class ModelMemory;
 class SubGroupPath;
 
@@ -158,6 +159,10 @@ class ParameterStore {
   [[nodiscard]] bool matched() const;
   /// Gathers the parts of the group's ranks into `out`: this rank's part at the group's lower degree.
   void bring(int flat, std::byte* out, SubGroupPath& group, CallPurpose purpose);
+  /// bring() of parameters that travel in codes (WireCodes), to what computes.
+  void bring_in_codes(int flat, std::byte* out);
+  /// What is gathered of the unit's own parts differs from them, or they are not in memory.
+  [[nodiscard]] bool compares_digests() const;
   void pull(int flat, std::byte* out, const SubGroupPath& group);
   void require_version(int flat, int rank, const SubGroupPath& group);
   [[noreturn]] void throw_other_version(int flat, int rank, std::uint64_t theirs) const;
@@ -185,6 +190,15 @@ class ParameterStore {
   ParameterBinder& binder_;
   std::unique_ptr<SubGroupPath> whole_;    ///< ranks whose parts at rest make the whole flat
   std::unique_ptr<SubGroupPath> at_rest_;  ///< ranks whose updates make this rank's part at rest
+  std::unique_ptr<CodedGather> codes_;     ///< null: parameters travel as they are
+  /// This rank's part of a flat at the degree of a node, as codes have brought it (keeps_node_parts()).
+  struct NodePart {
+    std::byte* data = nullptr;
+    std::uint64_t epoch = 0;
+  };
+  std::vector<NodePart> node_parts_;  ///< one a flat
+  Arena node_memory_;
+  std::vector<MemoryHold> node_holds_;
   std::vector<UnitState> units_;
   std::vector<int> slot_user_;   ///< unit in each gathered slot, -1
   std::vector<int> ring_;        ///< positions among the repeated units

@@ -58,6 +58,7 @@ struct Degrees {
   int gradient = 1;  ///< of the sums while micro-steps accumulate
   int sums = 1;      ///< of the reduced gradients during the update; before it: the whole world
   int optimizer = 1;
+  int node = 1;  ///< of WireCodes; 1: none
   int world = 1;
   /// True if the gradients of a micro-step are summed in runs of ranks, and the sums of the runs once a step.
   [[nodiscard]] bool sums_groups() const { return gradient < world; }
@@ -105,6 +106,24 @@ struct ResidencyPlan {
   bool operator==(const ResidencyPlan&) const = default;
 };
 
+/// Numbers that travel between ranks as codes of a few bits, with a scale for each block of elements
+/// (kernels/quant/quant.h): a lossy method, and part of the numbers. Vectors and float64 travel as they are.
+/// Ref: Wang et al., "ZeRO++", 2023; Xie et al., "LoCo", 2024 (feedback).
+struct WireCodes {
+  int parameter_bits = 0;  ///< of parameters that are gathered: 8, or 0: they travel as they are
+  int gradient_bits = 0;   ///< of gradients that are reduced: 8 or 4, or 0
+  /// What codes of gradients miss is added to the rank's next gradients: one more state, of every rank (kRank).
+  bool feedback = true;
+  /// Runs of so many consecutive ranks, those of a node, sum among themselves first, and their sums travel in codes,
+  /// too. Each run keeps what it has gathered of parameters for its further gathers of them, which have no codes. At
+  /// most 1: no runs.
+  int node_degree = 0;
+  std::int64_t block = 256;  ///< elements
+  [[nodiscard]] bool any() const { return parameter_bits > 0 || gradient_bits > 0; }
+  [[nodiscard]] bool keeps_errors() const { return gradient_bits > 0 && feedback; }
+  bool operator==(const WireCodes&) const = default;
+};
+
 struct ShardingPlan {
   std::string name{};               ///< for messages: "zero-3"
   std::vector<std::string> axes{};  ///< mesh axes that hold the shards
@@ -124,11 +143,15 @@ struct ShardingPlan {
   /// Sums of bfloat16 parameters are rounded to bfloat16 before the update, wherever states rest. Part of the numbers,
   /// like the policy. Beside a device, half as many bytes cross the bus.
   bool rounds_sums = false;
+  WireCodes codes{};
   ResidencyPlan residency{};
   bool holds_gradients = false;  ///< reduced gradients of a step wait for the next one, in memory of their own
+  /// A rank holds all of its own gradients until the update: the optimizer forms messages of them (SignMessages).
+  bool holds_messages = false;
 
   /// The degrees in a world of this size. Throws kConfig unless parameter_degree divides optimizer_degree, that divides
-  /// the world, and gradient_degree forms one chain of divisors with them.
+  /// the world, and gradient_degree forms one chain of divisors with them, and WireCodes::node_degree divides the
+  /// world.
   [[nodiscard]] Degrees degrees(int world) const;
   /// Throws kUsage for meaningless combinations (a replicated optimizer over sharded gradients, for example).
   void validate() const;
@@ -162,7 +185,7 @@ struct ShardingPlan {
   }
   /// True if every unit needs its own bucket, because all local gradients are held at once.
   [[nodiscard]] bool holds_all_buckets(int micro_steps) const {
-    return gradient != Placement::kFlat || accumulates_in_buckets(micro_steps);
+    return gradient != Placement::kFlat || holds_messages || accumulates_in_buckets(micro_steps);
   }
   bool operator==(const ShardingPlan&) const = default;
 };

@@ -28,7 +28,8 @@ enum class StateKind : std::uint8_t {
   kParameter,  ///< at rest, in the dtype of computation
   kMaster,     ///< of 16-bit parameters, see master_of()
   kOptimizer,  ///< declared by the optimizer
-  kAverage,    ///< of weights over steps, where a caller keeps one; see ModelMemory::add_average()
+  kAverage,    ///< of weights over steps, where a caller keeps one; see ModelMemory::add_state()
+  kOuter,      ///< of local updates, see engine/local_updates.h
   kSums,       ///< reduced gradients that have memory of their own, outside of buckets
   kHeld,       ///< those of the step before, whose update is delayed
 };

@@ -3,6 +3,7 @@
 #include <zeroth/base/text.h>
 
 #include <algorithm>
+#include <bit>
 #include <cctype>
 #include <cmath>
 #include <functional>
@@ -288,6 +289,13 @@ class Checker {
 using AddProblem = std::function<void(const char*, std::string, std::string, std::string, std::string)>;
 
 void check_optimizer(const OptimizerConfig& optimizer, const AddProblem& add) {
+  const LambOptions& lamb = optimizer.lamb;
+  const auto check_limits = [&add](const char* pointer, double lowest, double highest) {
+    if (lowest <= highest) return;
+    add(pointer, "a lower limit above its upper one", "at most " + Json(highest).dump(), Json(lowest).dump(), {});
+  };
+  check_limits("/optimizer/params/min_coeff", lamb.min_coeff, lamb.max_coeff);
+  check_limits("/optimizer/params/factor_min", lamb.factor_min, lamb.factor_max);
   if (optimizer.nesterov && (optimizer.momentum <= 0.0 || optimizer.dampening != 0.0)) {
     add("/optimizer/params/nesterov", "Nesterov momentum needs momentum and no dampening",
         "momentum > 0 and dampening 0",
@@ -372,6 +380,21 @@ void check_degrees(const ZeroConfig& zero, const AddProblem& add) {
         "a divisor or a multiple of " + std::to_string(other), std::to_string(degree), {});
     break;
   }
+}
+
+void check_codes(const Config& config, const AddProblem& add) {
+  const ZeroConfig& zero = config.zero;
+  if (!zero.has_codes()) return;
+  if (zero.code_bits != 4 && zero.code_bits != 8)
+    add("/zeroth/codes/gradient_bits", "wrong value", "4 or 8", std::to_string(zero.code_bits), {});
+  if (std::popcount(static_cast<unsigned>(zero.code_block)) != 1)
+    add("/zeroth/codes/block", "wrong value", "a power of 2", std::to_string(zero.code_block), {});
+  if (zero.code_node_degree > 0 && zero.hpz_partition_size > 1)
+    add("/zeroth/codes/node_degree", "two keys say how many ranks a node has", "0",
+        std::to_string(zero.code_node_degree), "zero_hpz_partition_size is set as well");
+  if (zero.quantized_gradients && zero.code_feedback && config.fp16.is_dynamic())
+    add("/zeroth/codes/feedback", "errors of gradients are kept under a loss scale that adapts", "false", "true",
+        "set fp16.loss_scale to one that stays, or train in bf16");
 }
 
 /// Names under which DeepSpeed has another rule than torch: said once.
@@ -488,6 +511,7 @@ void check_together(const Config& config, const Document& document, Problems& pr
   if (!problems.touches("/fp16")) check_loss_scale(config.fp16, add);
   if (!problems.touches("/optimizer")) check_optimizer(config.optimizer, add);
   if (!problems.touches("/zero_optimization") && !problems.touches("/zeroth")) check_degrees(config.zero, add);
+  if (!problems.touches("/zero_optimization") && !problems.touches("/zeroth")) check_codes(config, add);
   if (!problems.touches("/scheduler")) {
     const std::span<const KeySpec> keys = honoured_keys();
     const bool has_params = std::any_of(keys.begin(), keys.end(), [&given](const KeySpec& key) {

@@ -3,6 +3,7 @@
 #include <zeroth/base/text.h>
 #include <zeroth/engine/config.h>
 
+#include <algorithm>
 #include <cmath>
 
 namespace zeroth {
@@ -40,7 +41,17 @@ std::string error_message(std::string_view origin, const std::vector<ConfigProbl
     const ConfigProblem& only = problems.front();
     return (only.origin.empty() ? std::string(origin) : only.origin) + ": " + only.what;
   }
-  std::string text = std::to_string(total) + " problems in " + std::string(origin);
+  // Overrides have origins of their own.
+  const auto is_of_document = [&](const ConfigProblem& one) {
+    return one.origin.empty() || one.origin == origin || one.origin.starts_with(std::string(origin) + ":");
+  };
+  const bool of_document = std::ranges::any_of(problems, is_of_document);
+  const bool of_others = !std::ranges::all_of(problems, is_of_document);
+  const std::string document(origin);
+  std::string text = std::to_string(total) + " problems in " +
+                     (!of_others    ? document
+                      : of_document ? document + " and in what overrides it"
+                                    : "what overrides " + document);
   for (const ConfigProblem& problem : problems) text += "\n  - " + problem.text();
   if (total > problems.size()) text += "\n  - and " + std::to_string(total - problems.size()) + " more";
   return text;
@@ -76,6 +87,10 @@ std::string ConfigProblem::text() const {
 ConfigError::ConfigError(std::string_view origin, std::vector<ConfigProblem> problems, std::size_t total)
     : Error(ErrorCode::kConfig, error_message(origin, problems, total), error_context(problems, total)),
       problems_(std::move(problems)) {}
+
+std::array<double, 2> OptimizerConfig::moments() const {
+  return betas.value_or(std::array{0.9, type == "Lion" ? 0.99 : 0.999});
+}
 
 double OptimizerConfig::decay() const {
   return weight_decay.value_or(type == "AdamW" ? 0.01 : 0.0);

@@ -30,6 +30,7 @@ constexpr std::string_view kBucket = "one bucket per unit, sized from the plan";
 constexpr std::string_view kInMemory = "max_in_cpu says it, in blocks of zeroth.offload.block_elements";
 constexpr std::string_view kFactor = "ranks only sum; averaging is one factor in the update";
 constexpr std::string_view kFused = "the update is always one fused pass over flat state";
+constexpr std::string_view kTransport = "messages go over the transport of the job";
 constexpr std::string_view kNoTape = "engine.save() writes checkpoints its own way, on any ranks, for any stage";
 constexpr std::string_view kScatter = "zeroth.pipeline.scatter says whether ranks of tp send slices";
 constexpr std::string_view kReport = "StepResult and the engine's report hold the figures; the program prints them";
@@ -55,6 +56,8 @@ constexpr std::array kKeys{
     hint("/optimizer/legacy_fusion", "false", kFused),
     hint("/optimizer/params/torch_adam", "false", kFused),
     hint("/optimizer/params/fused", "null", kFused),
+    hint("/optimizer/params/cuda_aware", "false", kTransport),
+    hint("/optimizer/params/comm_backend_name", "\"nccl\"", kTransport),
     hint("/optimizer/params/foreach", "null", kFused),
     hint("/optimizer/params/set_grad_none", "true", "the gradient of a parameter is released once it is in its bucket"),
 

@@ -10,8 +10,8 @@
 namespace zeroth::config {
 namespace {
 
-/// schedule_names() of the room program.
-constexpr std::string_view kScheduleNames = "gpipe|1f1b|interleaved|zb-h1|zb-h2|zb-v|v-half|v-min|dualpipev";
+/// schedule_names(true) of the room program.
+constexpr std::string_view kScheduleNames = "gpipe|1f1b|interleaved|zb-h1|zb-h2|zb-v|v-half|v-min|dualpipev|ouroboros";
 
 constexpr std::int64_t kMaxInt = std::numeric_limits<int>::max();
 constexpr std::int64_t kMaxBytes = std::int64_t{1} << 62;
@@ -81,7 +81,30 @@ constexpr KeySpec bind(KeySpec key) {
   return key;
 }
 
-constexpr bool (*kAdaptive)(const Config&) = [](const Config& c) { return c.optimizer.type != "SGD"; };
+constexpr bool (*kAdam)(const Config&) = [](const Config& c) {
+  return c.optimizer.type == "AdamW" || c.optimizer.type == "Adam";
+};
+constexpr bool (*kFreezes)(const Config&) = [](const Config& c) {
+  return c.optimizer.type == "OneBitAdam" || c.optimizer.type == "OneBitLamb";
+};
+constexpr bool (*kTopK)(const Config&) = [](const Config& c) {
+  return kFreezes(c) && c.optimizer.compression.compression == "top_k";
+};
+constexpr bool (*kAdaptive)(const Config&) = [](const Config& c) {
+  return kFreezes(c) && c.optimizer.compression.compression == "adaptive";
+};
+constexpr bool (*kLowRank)(const Config&) = [](const Config& c) {
+  return kFreezes(c) && c.optimizer.compression.compression == "low_rank";
+};
+constexpr bool (*kLamb)(const Config&) = [](const Config& c) {
+  return c.optimizer.type == "Lamb" || c.optimizer.type == "OneBitLamb";
+};
+constexpr bool (*kOneBitLamb)(const Config&) = [](const Config& c) { return c.optimizer.type == "OneBitLamb"; };
+constexpr bool (*kZeroOneAdam)(const Config&) = [](const Config& c) { return c.optimizer.type == "ZeroOneAdam"; };
+constexpr bool (*kWithEps)(const Config&) = [](const Config& c) {
+  return c.optimizer.type != "SGD" && c.optimizer.type != "Lion";
+};
+constexpr bool (*kWithBetas)(const Config&) = [](const Config& c) { return c.optimizer.type != "SGD"; };
 constexpr bool (*kSgd)(const Config&) = [](const Config& c) { return c.optimizer.type == "SGD"; };
 constexpr bool (*kScheduled)(const Config&) = [](const Config& c) { return !c.scheduler.type.empty(); };
 constexpr bool (*kCosine)(const Config&) = [](const Config& c) { return c.scheduler.type == "WarmupCosineLR"; };
@@ -93,12 +116,22 @@ constexpr bool (*kAbsoluteRates)(const Config&) = [](const Config& c) {
 };
 
 // Values that ask for nothing may be anywhere.
+constexpr bool (*kCorrected)(const Config&) = [](const Config& c) {
+  return kLamb(c) || c.optimizer.lamb.bias_correction;
+};
 constexpr bool (*kHpz)(const Config&) = [](const Config& c) {
   return c.zero.stage == 3 || c.zero.hpz_partition_size == 1;
 };
 constexpr bool (*kMics)(const Config&) = [](const Config& c) {
   return c.zero.stage == 3 || c.zero.mics_shard_size == -1;
 };
+constexpr bool (*kQuantizedWeights)(const Config&) = [](const Config& c) {
+  return c.zero.stage == 3 || !c.zero.quantized_weights;
+};
+constexpr bool (*kCodes)(const Config&) = [](const Config& c) { return c.zero.has_codes(); };
+constexpr bool (*kGradientCodes)(const Config&) = [](const Config& c) { return c.zero.quantized_gradients; };
+constexpr std::string_view kFreezesText = "optimizers OneBitAdam and OneBitLamb";
+constexpr std::string_view kCodesText = "zero_quantized_weights and zero_quantized_gradients";
 constexpr bool (*kShardedParameters)(const Config&) = [](const Config& c) {
   return c.zero.stage == 3 || c.zero.parameter_degree == 0;
 };
@@ -185,38 +218,42 @@ constexpr std::array kKeys{
          .kind = KeyKind::kChoice,
          .text = "The optimizer. As in DeepSpeed, Adam means decoupled weight decay unless `adam_w_mode` is "
                  "false: the rule of AdamW, with a `weight_decay` of 0 unless it is given. The log says so once.",
-         .choices = "AdamW|Adam|SGD",
-         .elsewhere = "Adagrad|Lamb|OneBitAdam|OneBitLamb|ZeroOneAdam|Lion|Muon|MuAdam|MuAdamW|MuSGD",
-         .choice_aliases = "FusedAdam=Adam|CPUAdam=Adam|DeepSpeedCPUAdam=Adam"}),
+         .choices = "AdamW|Adam|SGD|Lion|Lamb|OneBitAdam|OneBitLamb|ZeroOneAdam",
+         .elsewhere = "Adagrad|Muon|MuAdam|MuAdamW|MuSGD",
+         .choice_aliases = "FusedAdam=Adam|CPUAdam=Adam|DeepSpeedCPUAdam=Adam|FusedLion=Lion|CPULion=Lion|"
+                           "DeepSpeedCPULion=Lion|FusedLamb=Lamb"}),
     bind<&Config::optimizer, &OptimizerConfig::lr>(
         {.pointer = "/optimizer/params/lr",
          .kind = KeyKind::kNumber,
          .text = "Learning rate. WarmupLR and WarmupDecayLR put `warmup_max_lr` in its place.",
          .bounds = kNotNegative}),
-    bind<&Config::optimizer, &OptimizerConfig::betas>({.pointer = "/optimizer/params/betas",
-                                                       .kind = KeyKind::kNumberPair,
-                                                       .text = "Decay rates of the two moments.",
-                                                       .bounds = kBelowOne,
-                                                       .applies = kAdaptive,
-                                                       .applies_text = "optimizers AdamW and Adam"}),
+    bind<&Config::optimizer, &OptimizerConfig::betas>(
+        {.pointer = "/optimizer/params/betas",
+         .kind = KeyKind::kNumberPair,
+         .text = "Decay rates of the two moments; of Lion those of the momentum in the sign and of the momentum kept.",
+         .default_text = "[0.9, 0.99] (Lion), [0.9, 0.999] (the others)",
+         .bounds = kBelowOne,
+         .applies = kWithBetas,
+         .applies_text = "optimizers other than SGD",
+         .write = [](const Config& c) { return Json(c.optimizer.moments()); }}),
     bind<&Config::optimizer, &OptimizerConfig::eps>({.pointer = "/optimizer/params/eps",
                                                      .kind = KeyKind::kNumber,
                                                      .text = "Added to the root of the second moment.",
                                                      .bounds = kPositive,
-                                                     .applies = kAdaptive,
-                                                     .applies_text = "optimizers AdamW and Adam"}),
+                                                     .applies = kWithEps,
+                                                     .applies_text = "optimizers other than SGD and Lion"}),
     bind<&Config::optimizer, &OptimizerConfig::weight_decay>(
         {.pointer = "/optimizer/params/weight_decay",
          .kind = KeyKind::kNumber,
          .text = "Weight decay. The default is torch's; DeepSpeed's fused optimizers take 0 for AdamW too.",
-         .default_text = "0.01 (AdamW), 0 (Adam, SGD)",
+         .default_text = "0.01 (AdamW), 0 (the others)",
          .bounds = kNotNegative,
          .write = [](const Config& c) { return Json(c.optimizer.decay()); }}),
     bind<&Config::optimizer, &OptimizerConfig::adam_w_mode>(
         {.pointer = "/optimizer/params/adam_w_mode",
          .text = "Decay the weights (true) or add the decay to the gradient (false, with type Adam only: AdamW decays "
                  "the weights, as in DeepSpeed).",
-         .applies = kAdaptive,
+         .applies = kAdam,
          .applies_text = "optimizers AdamW and Adam"}),
     bind<&Config::optimizer, &OptimizerConfig::momentum>({.pointer = "/optimizer/params/momentum",
                                                           .kind = KeyKind::kNumber,
@@ -234,7 +271,135 @@ constexpr std::array kKeys{
          .text = "Nesterov momentum; needs momentum above 0 and no dampening.",
          .applies = kSgd,
          .applies_text = "optimizer SGD"}),
+    bind<&Config::optimizer, &OptimizerConfig::freeze_step>(
+        {.pointer = "/optimizer/params/freeze_step",
+         .kind = KeyKind::kInteger,
+         .text = "Steps of AdamW, or Lamb, with gradients. After them variances are frozen, and ranks exchange their "
+                 "momenta in the form of `compression`.",
+         .lowest = 1,
+         .applies = kFreezes,
+         .applies_text = kFreezesText}),
+    bind<&Config::optimizer, &OptimizerConfig::freeze_threshold>(
+        {.pointer = "/optimizer/params/freeze_threshold",
+         .kind = KeyKind::kNumber,
+         .text = "Variances are frozen before `freeze_step` once they have settled: their sum is at least this part of "
+                 "what it was 1/(1 - beta2) steps before, or the reverse, after the warmup of the scheduler. 0: never "
+                 "before; 0.96 is usual.",
+         .bounds = kBelowOne,
+         .applies = kFreezes,
+         .applies_text = kFreezesText}),
+    bind<&Config::optimizer, &OptimizerConfig::lamb, &LambOptions::max_coeff>(
+        {.pointer = "/optimizer/params/max_coeff",
+         .kind = KeyKind::kNumber,
+         .text = "The largest trust ratio: norm of a parameter by norm of its direction.",
+         .bounds = kPositive,
+         .applies = kLamb,
+         .applies_text = "optimizers Lamb and OneBitLamb"}),
+    bind<&Config::optimizer, &OptimizerConfig::lamb, &LambOptions::min_coeff>(
+        {.pointer = "/optimizer/params/min_coeff",
+         .kind = KeyKind::kNumber,
+         .text = "The smallest trust ratio.",
+         .bounds = kNotNegative,
+         .applies = kLamb,
+         .applies_text = "optimizers Lamb and OneBitLamb"}),
+    bind<&Config::optimizer, &OptimizerConfig::lamb, &LambOptions::bias_correction>(
+        {.pointer = "/optimizer/params/bias_correction",
+         .text = "Both moments are divided by what their decay rates have left out, as in the paper. The others always "
+                 "do it.",
+         .applies = kCorrected,
+         .applies_text = "optimizers Lamb and OneBitLamb",
+         .write = [](const Config& c) { return kLamb(c) ? Json(c.optimizer.lamb.bias_correction) : Json(); }}),
+    bind<&Config::optimizer, &OptimizerConfig::lamb, &LambOptions::coeff_beta>(
+        {.pointer = "/optimizer/params/coeff_beta",
+         .kind = KeyKind::kNumber,
+         .text = "Decay rate of the mean of trust ratios, which is frozen with the variances.",
+         .bounds = kBelowOne,
+         .applies = kOneBitLamb,
+         .applies_text = "optimizer OneBitLamb"}),
+    bind<&Config::optimizer, &OptimizerConfig::lamb, &LambOptions::factor_max>(
+        {.pointer = "/optimizer/params/factor_max",
+         .kind = KeyKind::kNumber,
+         .text = "The largest factor on a frozen trust ratio.",
+         .bounds = kPositive,
+         .applies = kOneBitLamb,
+         .applies_text = "optimizer OneBitLamb"}),
+    bind<&Config::optimizer, &OptimizerConfig::lamb, &LambOptions::factor_min>(
+        {.pointer = "/optimizer/params/factor_min",
+         .kind = KeyKind::kNumber,
+         .text = "The smallest factor on a frozen trust ratio.",
+         .bounds = kNotNegative,
+         .applies = kOneBitLamb,
+         .applies_text = "optimizer OneBitLamb"}),
+    bind<&Config::optimizer, &OptimizerConfig::lamb, &LambOptions::factor_threshold>(
+        {.pointer = "/optimizer/params/factor_threshold",
+         .kind = KeyKind::kNumber,
+         .text = "By how much of itself the factor may change in a step.",
+         .bounds = kBelowOne,
+         .applies = kOneBitLamb,
+         .applies_text = "optimizer OneBitLamb"}),
+    bind<&Config::optimizer, &OptimizerConfig::zero_one, &ZeroOneOptions::var_freeze_step>(
+        {.pointer = "/optimizer/params/var_freeze_step",
+         .kind = KeyKind::kInteger,
+         .text = "Steps until variances are frozen.",
+         .lowest = 1,
+         .applies = kZeroOneAdam,
+         .applies_text = "optimizer ZeroOneAdam"}),
+    bind<&Config::optimizer, &OptimizerConfig::zero_one, &ZeroOneOptions::var_update_scaler>(
+        {.pointer = "/optimizer/params/var_update_scaler",
+         .kind = KeyKind::kInteger,
+         .text = "Updates of the variances until the interval between them doubles.",
+         .lowest = 1,
+         .applies = kZeroOneAdam,
+         .applies_text = "optimizer ZeroOneAdam"}),
+    bind<&Config::optimizer, &OptimizerConfig::zero_one, &ZeroOneOptions::local_step_scaler>(
+        {.pointer = "/optimizer/params/local_step_scaler",
+         .kind = KeyKind::kInteger,
+         .text = "After var_freeze_step: steps until the interval between synchronisations doubles.",
+         .lowest = 1,
+         .applies = kZeroOneAdam,
+         .applies_text = "optimizer ZeroOneAdam"}),
+    bind<&Config::optimizer, &OptimizerConfig::zero_one, &ZeroOneOptions::local_step_clipper>(
+        {.pointer = "/optimizer/params/local_step_clipper",
+         .kind = KeyKind::kInteger,
+         .text = "After var_freeze_step: the longest interval between synchronisations.",
+         .lowest = 1,
+         .applies = kZeroOneAdam,
+         .applies_text = "optimizer ZeroOneAdam"}),
 
+    bind<&Config::optimizer, &OptimizerConfig::compression, &CompressionOptions::compression>(
+        {.pointer = "/optimizer/params/compression",
+         .kind = KeyKind::kChoice,
+         .text = "What the messages are after `freeze_step` (APMSqueeze): signs, codes of 8 or 4 bits, the greatest "
+                 "elements, products of thin matrices, or, to compare with, `exact`; `adaptive` chooses signs or codes "
+                 "for each unit (L-GreCo). All but signs and `exact` on ranks "
+                 "of a CPU only.",
+         .choices = "one_bit|exact|int8|int4|fp8|fp4|top_k|low_rank|adaptive",
+         .applies = kFreezes,
+         .applies_text = kFreezesText}),
+    bind<&Config::optimizer, &OptimizerConfig::compression, &CompressionOptions::ratio>(
+        {.pointer = "/optimizer/params/compression_ratio",
+         .kind = KeyKind::kNumber,
+         .text = "The share of a parameter's elements that travels, at least one element.",
+         .bounds = {.low = 0.0, .high = 1.0, .low_open = true},
+         .applies = kTopK,
+         .applies_text = "compression top_k"}),
+    bind<&Config::optimizer, &OptimizerConfig::compression, &CompressionOptions::every>(
+        {.pointer = "/optimizer/params/compression_every",
+         .kind = KeyKind::kInteger,
+         .text =
+             "Steps from one choice to the next. A run that goes on from a step that this does not divide has other "
+             "bits than one that was not stopped.",
+         .lowest = 1,
+         .applies = kAdaptive,
+         .applies_text = "compression adaptive"}),
+    bind<&Config::optimizer, &OptimizerConfig::compression, &CompressionOptions::rank>(
+        {.pointer = "/optimizer/params/compression_rank",
+         .kind = KeyKind::kInteger,
+         .text = "Columns of the two factors of a matrix.",
+         .lowest = 1,
+         .highest = 64,
+         .applies = kLowRank,
+         .applies_text = "compression low_rank"}),
     bind<&Config::scheduler, &SchedulerConfig::type>(
         {.pointer = "/scheduler/type",
          .kind = KeyKind::kChoice,
@@ -310,6 +475,46 @@ constexpr std::array kKeys{
          .lowest = 1,
          .applies = kHpz,
          .applies_text = "ZeRO stage 3"}),
+    bind<&Config::zero, &ZeroConfig::quantized_weights>(
+        {.pointer = "/zero_optimization/zero_quantized_weights",
+         .text = "Matrices are gathered as codes of 8 bits with a scale for each block (qwZ): a lossy method, half the "
+                 "bytes of bf16. With `zero_hpz_partition_size` each group keeps what it has gathered, and further "
+                 "gathers of a step stay inside it. Masters and checkpoints are exact.",
+         .applies = kQuantizedWeights,
+         .applies_text = "ZeRO stage 3"}),
+    bind<&Config::zero, &ZeroConfig::quantized_gradients>(
+        {.pointer = "/zero_optimization/zero_quantized_gradients",
+         .text = "Gradients of matrices are summed from codes of `zeroth.codes.gradient_bits` bits (qgZ): a lossy "
+                 "method, at every stage with the same bits. With `zero_hpz_partition_size` each group sums among "
+                 "itself first, and its sums travel in codes, too. With `zeroth.gradient_degree` groups sum without "
+                 "codes, and what groups exchange once a step travels in codes."}),
+    bind<&Config::zero, &ZeroConfig::code_bits>({.pointer = "/zeroth/codes/gradient_bits",
+                                                 .kind = KeyKind::kInteger,
+                                                 .text = "Bits of a code of a gradient: 4 or 8.",
+                                                 .lowest = 4,
+                                                 .highest = 8,
+                                                 .applies = kGradientCodes,
+                                                 .applies_text = "zero_quantized_gradients"}),
+    bind<&Config::zero, &ZeroConfig::code_feedback>(
+        {.pointer = "/zeroth/codes/feedback",
+         .text = "What codes of gradients miss is kept, 4 bytes an element on every rank, and added to the next ones "
+                 "(LoCo). Not beside a loss scale that adapts.",
+         .applies = kGradientCodes,
+         .applies_text = "zero_quantized_gradients"}),
+    bind<&Config::zero, &ZeroConfig::code_node_degree>(
+        {.pointer = "/zeroth/codes/node_degree",
+         .kind = KeyKind::kInteger,
+         .text = "Consecutive ranks that sum among themselves before their sums travel, and keep gathered parameters "
+                 "together; 0: `zero_hpz_partition_size`.",
+         .applies = kCodes,
+         .applies_text = kCodesText}),
+    bind<&Config::zero, &ZeroConfig::code_block>({.pointer = "/zeroth/codes/block",
+                                                  .kind = KeyKind::kInteger,
+                                                  .text = "Elements that share a scale: 16, 32, 64, ... or 1024.",
+                                                  .lowest = 16,
+                                                  .highest = 1024,
+                                                  .applies = kCodes,
+                                                  .applies_text = kCodesText}),
     bind<&Config::zero, &ZeroConfig::mics_shard_size>(
         {.pointer = "/zero_optimization/mics_shard_size",
          .kind = KeyKind::kInteger,
@@ -382,8 +587,16 @@ constexpr std::array kKeys{
                                           .lowest = 1}),
     bind<&Config::mesh, &MeshConfig::dp>({.pointer = "/zeroth/mesh/dp",
                                           .kind = KeyKind::kInteger,
-                                          .text = "Ranks with batches of their own; 0: all that `pp`, `sp` and `tp` "
-                                                  "leave. The mesh's axes are pp, dp, sp, tp, from outer to inner."}),
+                                          .text = "Ranks with batches of their own; 0: all that the others leave. The "
+                                                  "mesh's axes are pp, dp, rows, sp, tp, from outer to inner."}),
+    bind<&Config::mesh, &MeshConfig::rows>(
+        {.pointer = "/zeroth/mesh/rows",
+         .kind = KeyKind::kInteger,
+         .text =
+             "Consecutive ranks that share each image, along its height; the engine splits a convolutional model as "
+             "by zeroth.parallel.split_images(). Parameters are sharded over dp and rows. Not beside `pp`, `sp` and "
+             "`tp`.",
+         .lowest = 1}),
     bind<&Config::mesh, &MeshConfig::sp>(
         {.pointer = "/zeroth/mesh/sp",
          .kind = KeyKind::kInteger,
@@ -416,6 +629,12 @@ constexpr std::array kKeys{
          .text = "split: between the layers that tp ranks share, norms, dropouts and residual sums work on slices of "
                  "the sequence; the bytes on the wire stay the same.",
          .choices = "whole|split"}),
+    bind<&Config::mesh, &MeshConfig::verify>(
+        {.pointer = "/zeroth/parallel/verify",
+         .kind = KeyKind::kChoice,
+         .text = "Whether the first forward compares what tp or sp split of a model with the whole: untested, where it "
+                 "has code of no family that the tests cover; always; or never. Changes no number.",
+         .choices = "untested|always|never"}),
     bind<&Config::offload, &OffloadConfig::optimizer_device>(
         {.pointer = "/zero_optimization/offload_optimizer/device",
          .kind = KeyKind::kChoice,
@@ -611,7 +830,8 @@ constexpr std::array kKeys{
         {.pointer = "/zeroth/pipeline/schedule",
          .kind = KeyKind::kChoice,
          .text = "The order of forwards and backwards of micro-batches, whose number is gradient_accumulation_steps. "
-                 "`zeroth schedule NAME` shows it.",
+                 "`zeroth schedule NAME` shows it. `ouroboros` is inexact: stages use gradients of earlier steps, and "
+                 "wait for no backward. Part of the numbers.",
          .choices = kScheduleNames}),
     bind<&Config::pipeline, &PipelineConfig::chunks>(
         {.pointer = "/zeroth/pipeline/chunks",
@@ -681,6 +901,19 @@ constexpr std::array kKeys{
          .text = "To find a rank that takes another path, where `reduction` is `transport`: all ranks compare each "
                  "call before they make it, "
                  "which costs two rounds of small messages. In `rank_order` they always do."}),
+    bind<&Config::runtime, &RuntimeConfig::stragglers>(
+        {.pointer = "/zeroth/gradient_code/stragglers",
+         .kind = KeyKind::kInteger,
+         .text = "Gradient coding: each stragglers + 1 ranks have the same stragglers + 1 micro-batches "
+                 "(`gradient_accumulation_steps`), and a step needs one of them. The others may be late: they leave "
+                 "out the rest of the step. ZeRO stages 0 to 2; the gradient is the same, whoever is late. 0: a step "
+                 "needs all ranks.",
+         .lowest = 0}),
+    bind<&Config::runtime, &RuntimeConfig::compare_replicas>(
+        {.pointer = "/zeroth/compare_replicas",
+         .text = "To find memory, a kernel or a program that changes one rank's copy: after each update ranks compare "
+                 "digests of the parameters and states that several of them have. A difference is an error that names "
+                 "the first parameter. It reads all of these states. The numbers are the same."}),
     bind<&Config::runtime, &RuntimeConfig::link_bytes_per_s>(
         {.pointer = "/zeroth/link_bytes_per_s",
          .kind = KeyKind::kInteger,

@@ -26,7 +26,6 @@ constexpr KeySpec section(std::string_view pointer, std::string_view members, st
 
 constexpr std::string_view kOffload = "offload_optimizer and offload_param say where states rest";
 constexpr std::string_view kLowReduction = "gradients are summed and accumulated in fp32, from what was computed";
-constexpr std::string_view kQuantized = "quantized communication is not built";
 constexpr std::string_view kMonitor = "no monitor is built; the program writes its own records";
 constexpr std::string_view kData = "the program owns its data; data schedules are not built";
 constexpr std::string_view kCompression = "compression is not built";
@@ -57,7 +56,6 @@ constexpr std::array kKeys{
           "parameters have the dtype of the model, or of bf16 or fp16"),
     value("/data_types/buffer_dtype", KeyKind::kAny, "null", "buffers have the dtype of the model"),
 
-    flag("/optimizer/params/bias_correction", kRule, "true"),
     flag("/optimizer/params/amsgrad", kRule),
     flag("/optimizer/params/fp32_optimizer_states", kMasters, "true"),
     flag("/optimizer/params/maximize", kRule),
@@ -71,10 +69,10 @@ constexpr std::array kKeys{
     value("/zero_optimization/cpu_offload", KeyKind::kAny, "null|false", kOffload),
     value("/zero_optimization/cpu_offload_param", KeyKind::kAny, "null|false", kOffload),
     value("/zero_optimization/zenflow", KeyKind::kAny, "null", kOffload),
-    flag("/zero_optimization/zero_quantized_weights", kQuantized),
-    flag("/zero_optimization/zero_quantized_nontrainable_weights", kQuantized),
-    flag("/zero_optimization/zero_quantized_gradients", kQuantized),
-    value("/zero_optimization/zeropp_loco_param", KeyKind::kAny, "null", kQuantized),
+    flag("/zero_optimization/zero_quantized_nontrainable_weights",
+         "zero_quantized_weights takes matrices that are not trained, too"),
+    value("/zero_optimization/zeropp_loco_param", KeyKind::kAny, "null",
+          "zeroth.codes.feedback keeps errors; they are neither averaged nor reset"),
     flag("/zero_optimization/save_muon_momentum_buffer_in_memory", "Muon is not built"),
     flag("/zero_optimization/legacy_stage1", "there is one path for all stages"),
 
