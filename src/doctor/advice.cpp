@@ -12,7 +12,9 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <utility>
+#include <vector>
 
 namespace zeroth::doctor {
 namespace {
@@ -35,23 +37,76 @@ ModelLayout layout_of(const ModelSize& model, const Degrees& degrees) {
   return make_model_layout(std::move(params), std::move(specs), degrees);
 }
 
-PlanCost cost_of(const ShardingPlan& plan, std::string keys, const ModelSize& model, const Cluster& cluster) {
+void add_times(PlanCost& cost, const Cluster& cluster) {
+  cost.seconds = 0;
+  if (cluster.ranks_per_host > 1) cost.seconds += static_cast<double>(cost.near_bytes) / cluster.near_bytes_per_s;
+  if (cluster.hosts > 1)
+    cost.seconds += static_cast<double>(cost.far_bytes) * cluster.ranks_per_host / cluster.far_bytes_per_s;
+  cost.fits = cost.memory_bytes <= cluster.bytes_per_host / static_cast<std::uint64_t>(cluster.ranks_per_host);
+}
+
+PlanCost cost_of(const ShardingPlan& plan, std::string keys, const ModelSize& model, const Cluster& cluster,
+                 std::span<const StateDeclaration> states) {
   const int world = cluster.hosts * cluster.ranks_per_host;
   const ModelLayout layout = layout_of(model, plan.degrees(world));
   const NodeLevels nodes{
       .node_sizes = std::vector<int>(static_cast<std::size_t>(cluster.hosts), cluster.ranks_per_host),
       .two_levels = true};
   PlanCost cost{.name = plan.name, .keys = std::move(keys), .splits_parameters = plan.gathers_parameters()};
-  cost.memory_bytes = plan_memory(layout, plan, 0, kAdamStates, model.micro_steps).total();
+  cost.memory_bytes = plan_memory(layout, plan, 0, states, model.micro_steps).total();
   const std::uint64_t all = plan_wire(layout, plan, 0, model.micro_steps).total();
   cost.far_bytes = cluster.hosts > 1 ? plan_far_wire(layout, plan, 0, model.micro_steps, nodes).total() : 0;
   // What crosses as a sum is wider than what it is the sum of.
   cost.near_bytes = all - std::min(all, cost.far_bytes);
-  if (cluster.ranks_per_host > 1) cost.seconds += static_cast<double>(cost.near_bytes) / cluster.near_bytes_per_s;
-  if (cluster.hosts > 1)
-    cost.seconds += static_cast<double>(cost.far_bytes) * cluster.ranks_per_host / cluster.far_bytes_per_s;
-  cost.fits = cost.memory_bytes <= cluster.bytes_per_host / static_cast<std::uint64_t>(cluster.ranks_per_host);
+  add_times(cost, cluster);
   return cost;
+}
+
+/// ZeRO++ at a stage, with the hosts as its nodes.
+PlanCost cost_in_codes(int stage, const ModelSize& model, const Cluster& cluster) {
+  ShardingPlan plan = zero_plan(stage, {"dp"});
+  plan.name = stage == 3 ? "zero++" : fmt::format("zero-{}-qg", stage);
+  plan.codes = {.parameter_bits = stage == 3 ? 8 : 0,
+                .gradient_bits = 4,
+                .node_degree = cluster.ranks_per_host > 1 ? cluster.ranks_per_host : 0};
+  std::string keys = fmt::format("\"zero_optimization\": {{\"stage\": {}, \"zero_quantized_gradients\": true", stage);
+  if (stage == 3) keys += ", \"zero_quantized_weights\": true";
+  if (stage == 3 && plan.codes.node_degree > 1)
+    keys += fmt::format(", \"zero_hpz_partition_size\": {}", plan.codes.node_degree);
+  keys += "}";
+  if (stage != 3 && plan.codes.node_degree > 1)
+    keys += fmt::format(", \"zeroth\": {{\"codes\": {{\"node_degree\": {}}}}}", plan.codes.node_degree);
+  std::vector<StateDeclaration> states = element_states(kAdamStates);
+  states.push_back({.name = "reduction_error", .shape = StateShape::kRank});
+  return cost_of(plan, std::move(keys), model, cluster, states);
+}
+
+/// A step in which the ranks exchange signs of momenta, at stage 0: above it parameters travel as they are.
+PlanCost cost_in_signs(const ModelSize& model, const Cluster& cluster) {
+  const std::vector<StateDeclaration> states{{.name = "exp_avg", .shape = StateShape::kReplica},
+                                             {.name = "exp_avg_sq"},
+                                             {.name = "worker_error", .shape = StateShape::kRank},
+                                             {.name = "server_error", .shape = StateShape::kPiece}};
+  ShardingPlan plan = zero_plan(0, {"dp"});
+  plan.holds_messages = true;
+  PlanCost cost = cost_of(plan, "\"optimizer\": {\"type\": \"OneBitAdam\"}", model, cluster, states);
+  cost.name = "1-bit Adam";
+  const double world = cluster.hosts * cluster.ranks_per_host;
+  const double both_ways = 2.0 * model.params / 8.0 / world;
+  cost.far_bytes = static_cast<std::uint64_t>(both_ways * (world - cluster.ranks_per_host));
+  cost.near_bytes = static_cast<std::uint64_t>(both_ways * (cluster.ranks_per_host - 1));
+  add_times(cost, cluster);
+  return cost;
+}
+
+void choose_lossy(Advice& advice, double compute_s) {
+  if (!advice.chosen || compute_s <= 0 || advice.plans[*advice.chosen].seconds <= compute_s) return;
+  for (std::size_t i = 0; i < advice.lossy.size(); ++i) {
+    const PlanCost& method = advice.lossy[i];
+    if (!method.fits || (advice.lossy_chosen && method.seconds >= advice.lossy[*advice.lossy_chosen].seconds)) continue;
+    advice.lossy_chosen = i;
+    if (method.seconds <= compute_s) return;
+  }
 }
 
 void check(bool holds, const char* which, const std::string& expected, const std::string& got) {
@@ -125,8 +180,13 @@ Advice advise(const ModelSize& model, const Cluster& cluster) {
   }
   Advice advice;
   for (const Candidate& candidate : candidates)
-    advice.plans.push_back(cost_of(candidate.plan, candidate.keys, model, cluster));
+    advice.plans.push_back(cost_of(candidate.plan, candidate.keys, model, cluster, element_states(kAdamStates)));
   choose(advice, cluster.compute_s);
+  if (cluster.hosts > 1) {
+    for (const int stage : {2, 3}) advice.lossy.push_back(cost_in_codes(stage, model, cluster));
+    advice.lossy.push_back(cost_in_signs(model, cluster));
+    choose_lossy(advice, cluster.compute_s);
+  }
   return advice;
 }
 
@@ -142,14 +202,18 @@ std::vector<std::string> describe(const Advice& advice, const ModelSize& model, 
                               format_bytes(cluster.bytes_per_host)));
   lines.push_back(
       fmt::format("{:<12}{:>14}{:>16}{:>16}{:>16}", "plan", "memory/rank", "inside/step", "between/step", "time/step"));
-  for (std::size_t i = 0; i < advice.plans.size(); ++i) {
-    const PlanCost& plan = advice.plans[i];
-    lines.push_back(fmt::format("{:<12}{:>14}{:>16}{:>16}{:>16}{}", plan.name, format_bytes(plan.memory_bytes),
-                                format_bytes(plan.near_bytes), format_bytes(plan.far_bytes), seconds_text(plan.seconds),
-                                !plan.fits           ? "  does not fit"
-                                : advice.chosen == i ? "  <- proposed"
-                                                     : ""));
-  }
+  const auto add_table = [&lines](const std::vector<PlanCost>& plans, const std::optional<std::size_t>& chosen) {
+    for (std::size_t i = 0; i < plans.size(); ++i) {
+      const PlanCost& plan = plans[i];
+      lines.push_back(fmt::format("{:<12}{:>14}{:>16}{:>16}{:>16}{}", plan.name, format_bytes(plan.memory_bytes),
+                                  format_bytes(plan.near_bytes), format_bytes(plan.far_bytes),
+                                  seconds_text(plan.seconds),
+                                  !plan.fits    ? "  does not fit"
+                                  : chosen == i ? "  <- proposed"
+                                                : ""));
+    }
+  };
+  add_table(advice.plans, advice.chosen);
   if (!advice.chosen) {
     lines.emplace_back("no plan fits the memory of these hosts: more hosts, or a smaller model");
     return lines;
@@ -166,6 +230,14 @@ std::vector<std::string> describe(const Advice& advice, const ModelSize& model, 
                                 more < 0 ? "and takes less by " : "and takes more by ",
                                 format_bytes(static_cast<std::uint64_t>(std::abs(more))) + " a rank"));
   }
+  if (!advice.lossy_chosen) return lines;
+  lines.push_back(
+      fmt::format("{} would communicate for longer than a step computes ({}). Methods that change what is "
+                  "trained (docs/slow-links.md), from the gentlest on:",
+                  chosen.name, seconds_text(cluster.compute_s)));
+  add_table(advice.lossy, advice.lossy_chosen);
+  const PlanCost& lossy = advice.lossy[*advice.lossy_chosen];
+  lines.push_back(fmt::format("for this link: {}, {{{}}}", lossy.name, lossy.keys));
   return lines;
 }
 

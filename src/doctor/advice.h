@@ -43,6 +43,11 @@ struct Advice {
   std::vector<PlanCost>
       plans{};  ///< stages 0 to 3, then those of groups inside a host, where there are several of several ranks
   std::optional<std::size_t> chosen{};  ///< none fits
+  /// With several hosts: methods that change what is trained (docs/slow-links.md), the gentlest first.
+  std::vector<PlanCost> lossy{};
+  /// One of them, where the chosen plan communicates for longer than a step computes: the first whose communication
+  /// does not, or the fastest. Needs Cluster::compute_s.
+  std::optional<std::size_t> lossy_chosen{};
 };
 
 /// Splitting the parameters may make a step so many times as long as the fastest plan's, for the memory that it saves:

@@ -66,17 +66,20 @@ int run_schedule_command(std::span<const char* const> arguments) {
   }
   const ScheduleCommand& command = *line.command;
   const StepProgram program = program_of(command);
-  const Simulation simulation = simulate(program, costs_of(command));
+  const StepProgram shown = shown_of(program);
+  Costs costs = costs_of(command);
+  costs.steps_meet = !program.late.empty();
+  const Simulation simulation = simulate(shown, costs);
   fmt::print("{}", to_text(program));
   const double unit = std::min({command.times.forward, command.times.input, command.times.weight});
   if (!command.text_only) {
     // A letter, a number and a blank in each column, as long as that fits a wide window.
     if (unit > 0 && 3 * simulation.step_time / unit <= kMostColumns)
-      fmt::print("\n{}\n", text_picture(program, simulation, unit));
+      fmt::print("\n{}\n", text_picture(shown, simulation, unit));
     fmt::print("{}", table_of(command, program, simulation));
   }
-  if (!command.svg.empty()) write_file(command.svg, svg_picture(program, simulation));
-  const std::string trace = command.trace.empty() && command.png.empty() ? "" : chrome_trace(program, simulation);
+  if (!command.svg.empty()) write_file(command.svg, svg_picture(shown, simulation));
+  const std::string trace = command.trace.empty() && command.png.empty() ? "" : chrome_trace(shown, simulation);
   if (!command.trace.empty()) write_file(command.trace, trace);
   std::fflush(stdout);
   if (!command.png.empty()) become_python(kDraw, {command.png}, trace);

@@ -1,6 +1,7 @@
 #include "doctor/schedule_report.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/program/passes.h>
 #include <zeroth/program/verify.h>
 
 #include <fmt/format.h>
@@ -41,6 +42,38 @@ std::optional<ScheduleFormula> formula_of(const ScheduleCommand& command) {
   return formula;
 }
 
+std::string time_of_step(const Simulation& simulation) {
+  return fmt::format("step {:.6g}, bubble {:.6g}: {:.3g} % of what a rank computes\n", simulation.step_time,
+                     simulation.bubble, 100 * simulation.bubble_of_ideal());
+}
+
+/// Of a step that has late gradients on all ranks, as the last two of those that are shown have: from STEP to STEP.
+std::string time_of_steady_step(const StepProgram& program, const Simulation& simulation) {
+  double busiest = 0;
+  double begin = 0;
+  double end = 0;
+  for (const RankTimes& rank : simulation.ranks) {
+    int step = 0;
+    double busy = 0;
+    for (const TimedAction& timed : rank.actions) {
+      const bool steady = step == program.most_late() + 1;
+      if (steady && (is_computation(timed.action.kind) || timed.action.kind == ActionKind::kRecompute))
+        busy += timed.end - timed.begin;
+      if (timed.action.kind != ActionKind::kStep) continue;
+      if (++step == program.most_late() + 1) begin = timed.end;
+      if (step == program.most_late() + 2) end = timed.end;
+    }
+    busiest = std::max(busiest, busy);
+  }
+  std::string late;
+  for (const int steps : program.late) late += (late.empty() ? "" : ", ") + std::to_string(steps);
+  return fmt::format("inexact: gradients of chunks are late by steps: {}\n", late) +
+         fmt::format(
+             "step {:.6g} once gradients come, of which the busiest rank computes {:.6g}; "
+             "shown: {} steps, and what is late after them\n",
+             end - begin, busiest, program.most_late() + 2);
+}
+
 }  // namespace
 
 StepProgram program_of(const ScheduleCommand& command) {
@@ -50,6 +83,10 @@ StepProgram program_of(const ScheduleCommand& command) {
   return program;
 }
 
+StepProgram shown_of(const StepProgram& program) {
+  return unrolled(program, program.most_late() + 2);
+}
+
 Costs costs_of(const ScheduleCommand& command) {
   return {.chunks = {{.forward = command.times.forward, .input = command.times.input, .weight = command.times.weight}},
           .link = {.latency = command.message}};
@@ -57,8 +94,7 @@ Costs costs_of(const ScheduleCommand& command) {
 
 std::string table_of(const ScheduleCommand& command, const StepProgram& program, const Simulation& simulation) {
   const std::optional<ScheduleFormula> formula = formula_of(command);
-  std::string text = fmt::format("step {:.6g}, bubble {:.6g}: {:.3g} % of what a rank computes\n", simulation.step_time,
-                                 simulation.bubble, 100 * simulation.bubble_of_ideal());
+  std::string text = program.late.empty() ? time_of_step(simulation) : time_of_steady_step(program, simulation);
   if (formula) {
     text +=
         "formula: bubble " + (formula->bubble ? fmt::format("{:.6g}", *formula->bubble) : "not in closed form here");

@@ -75,11 +75,16 @@ StepProgram add_messages(StepProgram program) {
   std::map<Stream, std::vector<Action>> early;
   for (std::vector<Action>& actions : program.actions) {
     std::vector<Action> result;
+    std::vector<Action> for_later;
     for (const Action& action : actions) {
-      if (const auto message = received_by(program, action)) receive(program, *message, sent, early, result);
+      const auto message = received_by(program, action);
+      const bool later = message && program.lateness(*message) < program.lateness(action);
+      if (later) for_later.push_back(*message);
+      if (message && !later) receive(program, *message, sent, early, result);
       result.push_back(action);
-      if (const auto message = sent_by(program, action)) result.push_back(*message);
+      if (const auto own = sent_by(program, action)) result.push_back(*own);
     }
+    for (const Action& message : for_later) receive(program, message, sent, early, result);
     actions = std::move(result);
   }
   return program;

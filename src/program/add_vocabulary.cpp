@@ -170,6 +170,11 @@ class Placing {
 StepProgram add_vocabulary(StepProgram program, Vocabulary vocabulary) {
   require_none(program, "add_vocabulary", [](const Action& action) { return !is_computation(action.kind); });
   if (vocabulary == Vocabulary::kNone) return program;
+  ZR_CHECK(program.late.empty(), ErrorCode::kUsage, "stages share a head, and its gradients are late",
+           {.where = "program.add_vocabulary",
+            .which = program.schedule,
+            .expected = "a head on the last stage",
+            .hint = "zeroth.pipeline.vocabulary = \"whole\", or a schedule that is exact"});
   const bool two_barriers = vocabulary == Vocabulary::kTwoBarriers;
   for (int rank = 0; rank < program.ranks(); ++rank) {
     std::vector<Action>& actions = program.actions[static_cast<std::size_t>(rank)];

@@ -65,18 +65,39 @@ std::vector<Action> inserted(const std::vector<Action>& actions, const std::mult
   return result;
 }
 
-std::vector<Action> offload_activations(const std::vector<Action>& actions, std::size_t ahead) {
+/// The same of micro-batches whose backward comes steps later.
+std::map<Pair, std::pair<std::size_t, std::size_t>> late_rests_of(const StepProgram& program,
+                                                                  const std::vector<Action>& actions,
+                                                                  const std::vector<std::size_t>& computations) {
+  std::map<Pair, std::pair<std::size_t, std::size_t>> rests;
+  std::map<Pair, bool> used;
+  for (std::size_t turn = 0; turn < computations.size(); ++turn) {
+    const Action& action = actions[computations[turn]];
+    if (program.late.empty() || program.late[static_cast<std::size_t>(action.chunk)] == 0) continue;
+    const Pair pair{action.chunk, action.micro_batch};
+    if (action.kind == ActionKind::kForward) rests[pair].first = turn;
+    if (is_use(action) && !std::exchange(used[pair], true)) rests[pair].second = turn;
+  }
+  return rests;
+}
+
+std::vector<Action> offload_activations(const StepProgram& program, const std::vector<Action>& actions,
+                                        std::size_t ahead) {
   const std::vector<std::size_t> computations = computations_of(actions);
   std::multimap<std::size_t, Action> flushes;
   std::multimap<std::size_t, Action> fetches;
-  for (const auto& [pair, rest] : rests_of(actions, computations)) {
-    const auto [forward, use] = rest;
-    if (use <= forward + 1) continue;  // no computation between, or no backward
-    const std::size_t fetch = std::max(use > ahead ? use - ahead : 0, forward + 2);
+  const auto add = [&](const Pair& pair, std::size_t forward, std::size_t fetch) {
     flushes.insert({behind_sends(actions, computations[forward]),
                     {.kind = ActionKind::kFlush, .chunk = pair.first, .micro_batch = pair.second}});
-    fetches.insert({with_receives(actions, computations[std::min(fetch, use)]),
+    fetches.insert({with_receives(actions, computations[fetch]),
                     {.kind = ActionKind::kFetch, .chunk = pair.first, .micro_batch = pair.second}});
+  };
+  const auto late = late_rests_of(program, actions, computations);
+  for (const auto& [pair, rest] : late) add(pair, rest.first, rest.second > ahead ? rest.second - ahead : 0);
+  for (const auto& [pair, rest] : rests_of(actions, computations)) {
+    const auto [forward, use] = rest;
+    if (use <= forward + 1 || late.contains(pair)) continue;  // no computation between, or no backward
+    add(pair, forward, std::min(std::max(use > ahead ? use - ahead : 0, forward + 2), use));
   }
   flushes.insert(fetches.begin(), fetches.end());  // at one place what goes, goes first
   return inserted(actions, flushes);
@@ -108,11 +129,18 @@ StepProgram add_recompute(StepProgram program, const std::vector<bool>& chunks) 
   for (std::vector<Action>& actions : program.actions) {
     const std::vector<std::size_t> computations = computations_of(actions);
     std::multimap<std::size_t, Action> added;
-    for (const auto& [pair, rest] : rests_of(actions, computations)) {
-      const auto [forward, use] = rest;
-      if (use <= forward + 1 || (!chunks.empty() && !chunks[static_cast<std::size_t>(pair.first)])) continue;
+    const auto add = [&](const Pair& pair, std::size_t use) {
       added.insert({with_receives(actions, computations[use]),
                     {.kind = ActionKind::kRecompute, .chunk = pair.first, .micro_batch = pair.second}});
+    };
+    const auto late = late_rests_of(program, actions, computations);
+    for (const auto& [pair, rest] : late) add(pair, rest.second);
+    for (const auto& [pair, rest] : rests_of(actions, computations)) {
+      const auto [forward, use] = rest;
+      if (late.contains(pair) || use <= forward + 1 ||
+          (!chunks.empty() && !chunks[static_cast<std::size_t>(pair.first)]))
+        continue;
+      add(pair, use);
     }
     actions = inserted(actions, added);
   }
@@ -126,7 +154,7 @@ StepProgram add_activation_offload(StepProgram program, int ahead) {
   ZR_CHECK(ahead >= 0, ErrorCode::kUsage, "a FETCH cannot come after its use",
            {.where = "program.add_activation_offload", .expected = "ahead from 0", .got = std::to_string(ahead)});
   for (std::vector<Action>& actions : program.actions)
-    actions = offload_activations(actions, static_cast<std::size_t>(ahead));
+    actions = offload_activations(program, actions, static_cast<std::size_t>(ahead));
   return program;
 }
 

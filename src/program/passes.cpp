@@ -114,6 +114,7 @@ StepProgram add_step(StepProgram program) {
 
 StepProgram only_forwards(StepProgram program) {
   require_structure(program, "only_forwards");
+  program.late.clear();
   for (std::vector<Action>& actions : program.actions) {
     std::erase_if(actions, [](const Action& action) {
       return action.kind != ActionKind::kForward && action.kind != ActionKind::kSendForward &&
@@ -126,10 +127,13 @@ StepProgram only_forwards(StepProgram program) {
 StepProgram lower(StepProgram program, const LowerOptions& options) {
   if (options.vocabulary != Vocabulary::kNone) program = add_vocabulary(std::move(program), options.vocabulary);
   program = add_messages(std::move(program));
-  if (options.recompute) program = add_recompute(std::move(program));
+  if (options.recompute || program.most_late() > 0) {
+    const std::vector<bool> late_alone(options.recompute ? 0 : program.rank_of_chunk.size(), false);
+    program = add_recompute(std::move(program), late_alone);
+  }
   if (options.offload_activations) program = add_activation_offload(std::move(program));
   program = add_unshards(std::move(program), options.gathers);
-  if (options.step && !program.inexact) program = add_step(add_reduces(std::move(program)));
+  if (options.step && (!program.inexact || !program.late.empty())) program = add_step(add_reduces(std::move(program)));
   if (!options.offload_states) return program;
   return add_state_offload(std::move(program));
 }

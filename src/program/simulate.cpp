@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <deque>
 #include <optional>
+#include <string>
 #include <utility>
 
 namespace zeroth {
@@ -35,7 +36,13 @@ class Simulator {
         waits_(program, index_, costs.dependences),
         clocks_(program.actions.size()),
         result_{.ranks = std::vector<RankTimes>(program.actions.size())},
-        waiters_(program.actions.size()) {}
+        waiters_(program.actions.size()) {
+    for (const std::vector<Action>& actions : program.actions) {
+      std::vector<int>& steps = steps_.emplace_back();
+      for (std::size_t place = 0; place < actions.size(); ++place)
+        if (actions[place].kind == ActionKind::kStep) steps.push_back(static_cast<int>(place));
+    }
+  }
 
   Simulation run() {
     std::deque<int> ready;
@@ -64,6 +71,7 @@ class Simulator {
       const Action& action = list(rank)[at(next(rank))];
       if (action.kind == ActionKind::kStep && !program_.inexact) break;
       waits_.of({.rank = rank, .index = next(rank)}, sites);
+      if (action.kind == ActionKind::kStep && costs_.steps_meet) meet_at_step(rank, sites);
       const auto missing = std::ranges::find_if(sites, [&](const Site& site) { return next(site.rank) <= site.index; });
       if (missing != sites.end()) {
         waiters_[at(missing->rank)].push_back(rank);
@@ -72,6 +80,18 @@ class Simulator {
       run_action(rank, action, ready_at(sites));
     }
     return next(rank) != before;
+  }
+
+  /// All that comes before this STEP on other ranks.
+  void meet_at_step(int rank, std::vector<Site>& sites) const {
+    const auto number = std::ranges::find(steps_[at(rank)], next(rank)) - steps_[at(rank)].begin();
+    for (int other = 0; other < program_.ranks(); ++other) {
+      const std::vector<int>& steps = steps_[at(other)];
+      const bool has_it = std::cmp_less(number, steps.size());
+      if (other == rank || !has_it) continue;
+      if (const int place = steps[static_cast<std::size_t>(number)]; place > 0)
+        sites.push_back({.rank = other, .index = place - 1});
+    }
   }
 
   /// When everything that was waited for is over.
@@ -102,7 +122,7 @@ class Simulator {
       end = free = begin + duration;
       note(clock, action, end);
     } else {
-      if (action.kind == ActionKind::kStep) ready = std::ranges::max(clock.lanes);
+      if (action.kind == ActionKind::kStep) ready = std::max(ready, std::ranges::max(clock.lanes));
       begin = std::max({clock.now, ready, needed_at(clock, action)});
       end = clock.now = begin + duration;
       if (duration_counts(action.kind)) {
@@ -174,6 +194,12 @@ class Simulator {
 
   void finish() {
     for (int rank = 0; rank < program_.ranks(); ++rank) {
+      ZR_CHECK(!costs_.steps_meet || next(rank) == static_cast<int>(list(rank).size()), ErrorCode::kUsage,
+               "ranks wait for each other where they meet for each step",
+               {.where = "program.simulate",
+                .who = "rank " + std::to_string(rank),
+                .which = program_.schedule,
+                .expected = "messages that cross no STEP"});
       ZR_ASSERT(next(rank) == static_cast<int>(list(rank).size()), "a rank of a verified program waits");
       RankTimes& times = result_.ranks[at(rank)];
       const Clock& clock = clocks_[at(rank)];
@@ -196,6 +222,7 @@ class Simulator {
   std::vector<Clock> clocks_;
   Simulation result_;
   std::vector<std::vector<int>> waiters_;
+  std::vector<std::vector<int>> steps_;                                // places of STEP, by rank
   std::map<std::pair<int, int>, double> arrivals_{};                   // of sends, by (rank, index)
   std::map<std::pair<int, int>, std::pair<LinkUse, double>> links_{};  // and when the link is free
 };
@@ -209,6 +236,11 @@ double Simulation::bubble_of_ideal() const {
 }
 
 Simulation simulate(const StepProgram& program, const Costs& costs) {
+  ZR_CHECK(program.late.empty(), ErrorCode::kUsage, "gradients come steps later, and this is one step",
+           {.where = "program.simulate",
+            .which = program.schedule,
+            .expected = "several steps one after the other",
+            .hint = "unrolled() puts them there"});
   VerifyOptions options{.forwards_only = true, .dependences = costs.dependences};
   for (const std::vector<Action>& actions : program.actions) {
     for (const Action& action : actions) options.forwards_only = options.forwards_only && !is_backward(action.kind);

@@ -11,6 +11,7 @@ namespace {
 
 constexpr std::string_view kMagic = "zeroth-program";
 constexpr std::string_view kInexact = "inexact";
+constexpr std::string_view kLate = "late=";
 constexpr int kVersion = 1;
 constexpr int kMostRanks = 1 << 16;
 
@@ -105,7 +106,15 @@ int parse_header(Words& words, StepProgram& program) {
   const int ranks = number_of(words, value_of(words, "ranks"), 1, kMostRanks);
   program.micro_batches = number_of(words, value_of(words, "micro_batches"), 1, 1 << 30);
   program.rank_of_chunk = numbers_of(words, value_of(words, "chunks"), ranks - 1);
-  const std::string_view last = words.next();
+  std::string_view last = words.next();
+  if (last.starts_with(kLate)) {
+    program.late = numbers_of(words, last.substr(kLate.size()), kMostRanks);
+    if (program.late.size() != program.rank_of_chunk.size())
+      words.refuse("the steps by which chunks are late are not one a chunk",
+                   std::to_string(program.chunks()) + " numbers");
+    last = words.next();
+    if (last != kInexact) words.refuse("a program with late gradients does not say so", std::string(kInexact));
+  }
   program.inexact = last == kInexact;
   if (!last.empty() && (!program.inexact || !words.next().empty()))
     words.refuse("the first line of the program goes on",
@@ -119,6 +128,28 @@ bool StepProgram::shares_head() const {
   return std::ranges::any_of(actions, [](const std::vector<Action>& of_rank) {
     return std::ranges::any_of(of_rank, [](const Action& action) { return is_vocabulary(action.kind); });
   });
+}
+
+int StepProgram::most_late() const {
+  return late.empty() ? 0 : std::ranges::max(late);
+}
+
+int StepProgram::lateness(const Action& action) const {
+  if (late.empty() || action.chunk < 0 || action.micro_batch < 0) return 0;
+  const auto of = [this](int chunk) { return late.at(static_cast<std::size_t>(chunk)); };
+  switch (action.kind) {
+    case ActionKind::kRecvBackward:
+      return action.chunk + 1 < chunks() ? of(action.chunk + 1) : 0;
+    case ActionKind::kSendBackward:
+    case ActionKind::kBackward:
+    case ActionKind::kBackwardInput:
+    case ActionKind::kBackwardWeight:
+    case ActionKind::kRecompute:
+    case ActionKind::kFetch:
+      return of(action.chunk);
+    default:
+      return 0;
+  }
 }
 
 std::vector<int> StepProgram::chunks_of(int rank) const {
@@ -135,6 +166,8 @@ std::string to_text(const StepProgram& program) {
                      " micro_batches=" + std::to_string(program.micro_batches) + " chunks=";
   for (std::size_t chunk = 0; chunk < program.rank_of_chunk.size(); ++chunk)
     text += (chunk == 0 ? "" : ",") + std::to_string(program.rank_of_chunk[chunk]);
+  for (std::size_t chunk = 0; chunk < program.late.size(); ++chunk)
+    text += (chunk == 0 ? " " + std::string(kLate) : ",") + std::to_string(program.late[chunk]);
   text += program.inexact ? " inexact\n" : "\n";
   for (std::size_t rank = 0; rank < program.actions.size(); ++rank) {
     text += std::to_string(rank) + ":";

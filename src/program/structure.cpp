@@ -26,6 +26,16 @@ std::optional<Refutation> refute_numbers(const StepProgram& program) {
       return Refutation{.what = "a chunk is on a rank that is not there: " + std::to_string(rank),
                         .expected = range(program.ranks())};
   }
+  if (program.late.empty()) return std::nullopt;
+  if (!program.inexact || program.late.size() != program.rank_of_chunk.size() || std::ranges::min(program.late) < 0)
+    return Refutation{.what = "a program does not say how late the gradients of its chunks are",
+                      .expected = "inexact, and a number of steps from 0 for each chunk"};
+  std::size_t actions = 0;
+  for (const std::vector<Action>& list : program.actions) actions += list.size();
+  // Twice as many steps as the latest gradient needs are looked at together.
+  if (2 * (static_cast<std::size_t>(program.most_late()) + 1) * actions > kMostActions)
+    return Refutation{.what = "gradients are too late for a program of this length",
+                      .expected = "at most " + std::to_string(kMostActions) + " actions in all steps until they come"};
   return std::nullopt;
 }
 
@@ -35,7 +45,7 @@ std::string fault_of(const StepProgram& program, int rank, const Action& action)
   if (action.kind == ActionKind::kStep) return "";
   if (action.chunk >= program.chunks()) return "an action is of a chunk that is not there";
   if (action.micro_batch >= program.micro_batches) return "an action is of a micro-batch that is not there";
-  if (is_vocabulary(action.kind)) return "";
+  if (is_vocabulary(action.kind)) return program.late.empty() ? "" : "stages share a head, and gradients are late";
   if (rank_of(program, action.chunk) != rank) return "an action is on a rank that does not have its chunk";
   if (!is_message(action.kind)) return "";
   const int other = other_chunk(action);

@@ -8,6 +8,9 @@
 
 namespace zeroth {
 
+/// Of all steps of a program with late gradients that are looked at together.
+constexpr int kMostActions = 1 << 24;
+
 /// What is wrong with the shape of a program: numbers out of range, actions on a rank that does not have their chunk.
 [[nodiscard]] std::optional<Refutation> refute_structure(const StepProgram& program);
 /// Throws kUsage with it; `function` stands in `where`.

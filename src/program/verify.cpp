@@ -1,10 +1,31 @@
 #include "program/checks.h"
 
+#include <zeroth/program/passes.h>
+
 #include <cstddef>
 
 namespace zeroth {
 
+namespace {
+
+/// What is to be seen in the list of one step.
+std::optional<Refutation> refute_late_step(const StepProgram& program) {
+  if (auto refutation = refute_structure(program)) return refutation;
+  return refute_forwards(program);
+}
+
+/// So many steps that each stands beside every other with which it shares micro-batches.
+StepProgram with_late(const StepProgram& program) {
+  return unrolled(program, program.most_late() + 2);
+}
+
+}  // namespace
+
 std::optional<Refutation> refute(const StepProgram& program, const VerifyOptions& options) {
+  if (!program.late.empty()) {
+    if (auto refutation = refute_late_step(program)) return refutation;
+    return refute(with_late(program), options);
+  }
   if (auto refutation = refute_structure(program)) return refutation;
   if (auto refutation = refute_forwards(program)) return refutation;
   if (auto refutation = refute_vocabulary_counts(program)) return refutation;
@@ -18,6 +39,10 @@ std::optional<Refutation> refute(const StepProgram& program, const VerifyOptions
 }
 
 void verify(const StepProgram& program, const VerifyOptions& options) {
+  if (!program.late.empty()) {
+    if (const auto refutation = refute_late_step(program)) throw_refutation(program, *refutation, "verify");
+    return verify(with_late(program), options);
+  }
   if (const auto refutation = refute(program, options)) throw_refutation(program, *refutation, "verify");
 }
 

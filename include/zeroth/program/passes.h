@@ -27,13 +27,20 @@ enum class Gathers {
   kKept,           ///< once, before the first computation of the chunk; given back after the last one
 };
 
+/// Steps of a program with late gradients one after the other, with micro-batches numbered through; the backwards that
+/// are missing then follow, in as many steps without forwards as the latest one needs. Other programs as they are.
+/// Throws kUsage for a structure that is not valid, and for more micro-batches than can be numbered.
+[[nodiscard]] StepProgram unrolled(const StepProgram& program, int steps);
+
 /// A send right after its computation, a receive right before its use; nothing between chunks of the same rank. Where
 /// two messages from one rank to another are used in another order than they are sent, the one that is sent first is
-/// received with the other: receives are always in the order of the sends.
+/// received with the other: receives are always in the order of the sends. Gradients that a chunk uses a step later are
+/// received at the end of the step.
 [[nodiscard]] StepProgram add_messages(StepProgram program);
 
 /// RECOMPUTE before B or I, and before the receive of its gradient: it fills a wait. Not where B or I follows its F
-/// directly on its rank. `chunks` says which chunks recompute; empty: all.
+/// directly on its rank. `chunks` says which chunks recompute; empty: all. A chunk whose gradients are late always
+/// does: its weights have changed since its F.
 [[nodiscard]] StepProgram add_recompute(StepProgram program, const std::vector<bool>& chunks = {});
 
 /// FLUSH after F, FETCH before the first use in the backward; for pairs of chunk and micro-batch that rest for at least
@@ -78,8 +85,8 @@ struct LowerOptions {
   Vocabulary vocabulary = Vocabulary::kNone;
 };
 
-/// A schedule with all that a rank needs to run it. An inexact schedule has its own REDUCE and STEP: the options that
-/// would add them add none.
+/// A schedule with all that a rank needs to run it. A program of several steps has its own REDUCE and STEP: the options
+/// that would add them add none.
 [[nodiscard]] StepProgram lower(StepProgram program, const LowerOptions& options = {});
 
 }  // namespace zeroth

@@ -14,7 +14,7 @@
 //   v-half       2               V           half the bubble, half the activations
 //   v-min        2               V           two thirds of the bubble, a third of the activations
 //   dualpipev    2               V           forwards and backwards of the two chunks side by side
-//   ouroboros    1               round       1f1b without an end: a step a micro-batch, gradients late; inexact
+//   ouroboros    1               round       backwards of earlier steps: gradients late, no waits for them; inexact
 #pragma once
 
 #include <zeroth/program/step_program.h>

@@ -9,7 +9,7 @@
 //   - UNSHARD, REDUCE, FETCH and FLUSH run beside the computations, each kind after the last of its kind on its rank.
 //     A computation waits for the gather of its chunk and for the fetch of its activations, STEP for all of its rank
 //   - collectives of a split output layer end `collective` after the last rank has come to them
-//   - STEP begins when all ranks have come to it; not in an inexact program
+//   - STEP begins when all ranks have come to it; in an inexact program with Costs::steps_meet alone
 #pragma once
 
 #include <zeroth/program/step_program.h>
@@ -54,6 +54,9 @@ struct Costs {
   double vocabulary_scores = 1;     ///< V_S on one rank
   double vocabulary_gradients = 1;  ///< V_T on one rank
   double collective = 0;            ///< V_INPUT, V_SUM, V_GRAD
+  /// All ranks come to each STEP of an inexact program before it begins, as in the engine. Of programs whose messages
+  /// cross no STEP, as those of unrolled(); else simulate() throws kUsage.
+  bool steps_meet = false;
   std::vector<Dependence> dependences{};
 
   [[nodiscard]] const ChunkCosts& of(int chunk) const;
@@ -98,8 +101,9 @@ struct Simulation {
   [[nodiscard]] double bubble_of_ideal() const;
 };
 
-/// Throws kUsage with what refute() says about ranks that wait for each other, for costs that are negative or not one a
-/// chunk, and for speeds that are not positive. Time: linear in the number of actions, but for the sort of live points.
+/// Of a program with late gradients simulate what unrolled() makes of it. Throws kUsage for one, with what refute()
+/// says about ranks that wait for each other, for costs that are negative or not one a chunk, and for speeds that are
+/// not positive. Time: linear in the number of actions, but for the sort of live points.
 [[nodiscard]] Simulation simulate(const StepProgram& program, const Costs& costs = {});
 
 /// Chrome's trace format (chrome://tracing, ui.perfetto.dev): a process a rank, with threads for computations, waits,

@@ -17,7 +17,8 @@
 //   - activations are there at the backward: after a FLUSH comes the FETCH; RECOMPUTE lies between F and B or I
 //   - FETCH and FLUSH of the states of a chunk alternate, with STEP between them
 //   - REDUCE of a chunk comes after its last B or W, once a step; if one chunk has it, all have it
-//   - STEP is the last action of every rank or of none, but for FLUSH of states; a program that is inexact has several
+//   - STEP is the last action of every rank or of none, but for FLUSH of states; a program that is inexact has several,
+//     or late gradients: then all this holds of several steps one after the other, see unrolled(), and places are there
 //   - a split output layer: every rank has V_INPUT, V_S, V_SUM and V_T of every micro-batch, in this order, and either
 //     all have V_GRAD or none; all ranks have the three collectives in the same order; the backward of the last chunk
 //     comes after V_GRAD, or after V_SUM without it
