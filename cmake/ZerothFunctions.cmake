@@ -4,8 +4,8 @@
 #       Static, position independent library `zeroth_<room>` with the alias `zeroth::<room>`.
 #       DEPS are rooms and must be lower (see ZEROTH_ROOM_LEVELS); LIBS are private outside libraries.
 #   zeroth_add_program(<name> SOURCES ... ROOMS ... [LIBS ...] [TORCH])
-#       Executable placed in ZEROTH_BIN_DIR and installed; not built with sanitizers: programs are not the core, and
-#       their tests measure processes as they are.
+#       Executable placed in ZEROTH_BIN_DIR and installed if it is built; not built with sanitizers: programs are not
+#       the core, and their tests measure processes as they are.
 #   zeroth_add_program_parts(<name> SOURCES ... ROOMS ... [LIBS ...])
 #       Static library `zeroth_<name>_parts`: what a program is made of, for it, its tests and other programs.
 #   zeroth_add_test(<name> SOURCES ... ROOMS ... [LIBS ...] [LABELS unit|conformance|parity|process]
@@ -174,7 +174,8 @@ function(zeroth_add_program name)
   zeroth_link_executable(${name} "${arg_ROOMS}" "${arg_LIBS}" ${arg_TORCH})
   set_target_properties(${name} PROPERTIES
     RUNTIME_OUTPUT_DIRECTORY ${ZEROTH_BIN_DIR} INSTALL_RPATH_USE_LINK_PATH ON)
-  install(TARGETS ${name} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  install(TARGETS ${name} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} OPTIONAL)
+  set_property(GLOBAL APPEND PROPERTY ZEROTH_PROGRAMS ${name})
 endfunction()
 
 function(zeroth_add_program_parts name)

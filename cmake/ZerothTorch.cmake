@@ -41,7 +41,9 @@ if(NOT zeroth_torch_status EQUAL 0)
       "ZEROTH_TORCH is ON, but ${ZEROTH_TORCH_PYTHON} has no torch. Run tools/setup, or give the Python "
       "that has it by -DPython_EXECUTABLE=..., or build the core alone with -DZEROTH_TORCH=OFF.")
   endif()
-  message(STATUS "torch: not found by ${ZEROTH_TORCH_PYTHON}; the core is built without the LibTorch adapter")
+  if(NOT CMAKE_FIND_PACKAGE_NAME)  # find_package(Zeroth) has a text of its own
+    message(STATUS "torch: not found by ${ZEROTH_TORCH_PYTHON}; the core is built without the LibTorch adapter")
+  endif()
   return()
 endif()
 list(GET zeroth_torch_answer 0 ZEROTH_TORCH_DIR)

@@ -14,51 +14,21 @@
 #include "options.h"
 #include "trainer.h"
 
-#include <zeroth/base/error.h>
 #include <zeroth/base/preemption.h>
-#include <zeroth/engine/world.h>
+#include <zeroth/engine/run.h>
 
 #include <cstdlib>
-#include <exception>
 #include <iostream>
-#include <optional>
-#include <string>
-
-namespace {
-
-// "ZEROTH ERROR [CODE] rank=r/n: text", written at once, so that ranks do not mix; what() begins with "[CODE]
-// ".
-std::string error_line(const zeroth::Error& error, const std::string& who) {
-  const std::string code = "[" + std::string(zeroth::slug(error.code())) + "]";
-  std::string text = error.what();
-  if (text.starts_with(code + " ")) {
-    text.erase(0, code.size() + 1);
-  }
-  return "ZEROTH ERROR " + code + " " + who + ": " + text + "\n";
-}
-
-}  // namespace
 
 int main(int argc, char** argv) {
-  std::optional<zeroth::World> world;
-  std::string who = "rank=?/?";
-  try {
-    world = zeroth::World::from_environment();
-    who = "rank=" + std::to_string(world->rank()) + "/" + std::to_string(world->size());
+  return zeroth::run([&](const zeroth::World& world) {
     const gpt::CommandLine line = gpt::parse_command_line(argc, argv);
     if (line.help) {
-      if (world->rank() == 0) {
+      if (world.rank() == 0) {
         std::cout << *line.help << std::flush;
       }
       return EXIT_SUCCESS;
     }
-    return gpt::train(line.options, *world) ? zeroth::kExitPreempted : EXIT_SUCCESS;
-  } catch (const std::exception& cause) {
-    const zeroth::Error error = zeroth::error_of(cause);
-    std::cerr << error_line(error, who) << std::flush;
-    if (world) {
-      world->abort(cause);
-    }
-    return zeroth::exit_code(error.code());
-  }
+    return gpt::train(line.options, world) ? zeroth::kExitPreempted : EXIT_SUCCESS;
+  });
 }

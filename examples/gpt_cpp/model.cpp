@@ -1,11 +1,11 @@
 #include "model.h"
 
 #include "random.h"
-#include "same.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/text.h>
 #include <zeroth/libtorch/collectives.h>
+#include <zeroth/libtorch/same_tensors.h>
 #include <zeroth/parallel/slices.h>
 
 #include <algorithm>
@@ -246,8 +246,10 @@ void GptImpl::require_same_weights(const RankGroup& group, const std::string& sh
   for (const auto& item : named_parameters()) {
     weights.emplace_back(item.key(), item.value());
   }
-  require_same(weights, group, "ranks that share " + shared + " have other weights",
-               "give every rank the same --seed and --init");
+  zeroth::libtorch::require_same(weights, group,
+                                 {.where = "zeroth-gpt --mesh",
+                                  .what = "ranks that share " + shared + " have other weights",
+                                  .hint = "give every rank the same --seed and --init"});
 }
 
 Boxes GptImpl::boxes() const {
@@ -255,7 +257,7 @@ Boxes GptImpl::boxes() const {
 }
 
 torch::Tensor GptImpl::forward(const torch::Tensor& x_BT, const torch::Tensor& y_BT) {
-  take(x_BT, y_BT);
+  set_slices(x_BT);
   torch::Tensor h_BTD = embed(x_BT);
   for (auto& unit : units_) {
     h_BTD = unit->forward(h_BTD);
@@ -269,8 +271,8 @@ std::vector<zeroth::libtorch::Layer> GptImpl::layers() {
   const auto y_of = [](const MicroBatch& batch) { return batch.targets.empty() ? torch::Tensor() : batch.targets[0]; };
   std::vector<zeroth::libtorch::Layer> layers;
   layers.push_back({.name = "embedding",
-                    .forward = [this, y_of](const Tensors& x, const MicroBatch& batch) -> Tensors {
-                      take(x[0], y_of(batch));
+                    .forward = [this](const Tensors& x, const MicroBatch&) -> Tensors {
+                      set_slices(x[0]);
                       return {embed(x[0])};
                     },
                     .parameters = {embedding_VD_},
@@ -285,7 +287,7 @@ std::vector<zeroth::libtorch::Layer> GptImpl::layers() {
   }
   layers.push_back({.name = "head",
                     .forward = [this, y_of](const Tensors& h, const MicroBatch& batch) -> Tensors {
-                      take(batch.inputs[0], y_of(batch));
+                      set_slices(batch.inputs[0]);
                       return {head(h[0], y_of(batch))};
                     },
                     .modules = {last_norm_.ptr()},
@@ -297,20 +299,6 @@ void GptImpl::set_slices(const torch::Tensor& x_BT) const {
   if (sequence_) {
     sequence_->sizes = zeroth::slice_sizes(x_BT.size(1), sequence_->group.size());
   }
-}
-
-void GptImpl::take(const torch::Tensor& x_BT, const torch::Tensor& y_BT) const {
-  const auto require_same_sample = [&](const RankGroup& group, const std::string& shared) {
-    require_same({{"x", x_BT}, {"y", y_BT.defined() ? y_BT : x_BT}}, group,
-                 "ranks that share " + shared + " were given different samples", "batches differ over dp only");
-  };
-  if (shared_) {
-    require_same_sample(shared_->group, "matrices");
-  }
-  if (sequence_) {
-    require_same_sample(sequence_->group, "sequences");
-  }
-  set_slices(x_BT);
 }
 
 torch::Tensor GptImpl::embed(const torch::Tensor& x_BT) {

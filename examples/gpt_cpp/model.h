@@ -174,8 +174,6 @@ class GptImpl : public torch::nn::Module, public zeroth::libtorch::SplitModule {
   void require_same_weights(const zeroth::libtorch::RankGroup& group, const std::string& shared) const;
   /// Before embed(), blocks and head() of a sample: how the ranks share this sequence.
   void set_slices(const torch::Tensor& x_BT) const;
-  /// The same, and that ranks which share it have the same one.
-  void take(const torch::Tensor& x_BT, const torch::Tensor& y_BT) const;
   torch::Tensor embed(const torch::Tensor& x_BT);
   torch::Tensor head(const torch::Tensor& h_BTD, const torch::Tensor& y_BT);
   torch::Tensor loss_of(const torch::Tensor& logits_BTV, const torch::Tensor& y_BT);

@@ -16,7 +16,7 @@ zeroth::libtorch::EngineOptions engine_options() {
   zeroth::libtorch::ParamGroup vectors;
   vectors.match = [](const std::string&, const torch::Tensor& parameter) { return parameter.dim() < 2; };
   vectors.weight_decay = 0.0;
-  return {.groups = {std::move(vectors)}};
+  return {.groups = {std::move(vectors)}, .same_batches = {"pp", "sp", "tp"}};
 }
 
 class WholeModel final : public Runner {

@@ -77,6 +77,11 @@ Gpt make_model(const Options& options, const Settings& settings, const zeroth::W
   if (!options.init_path.empty()) {
     load_weights(model, options.init_path);
   }
+  ZR_CHECK(settings.config.mesh.rows == 1, ErrorCode::kConfig, "a language model has no images",
+           ErrorContext{.where = "zeroth-gpt",
+                        .which = "/zeroth/mesh/rows",
+                        .expected = "1",
+                        .got = std::to_string(settings.config.mesh.rows)});
   const zeroth::MeshSpec axes = zeroth::mesh_of(settings.config, world.size());
   if (settings.config.mesh.sp > 1 || settings.config.mesh.tp > 1) {
     const zeroth::Mesh mesh = world.mesh(axes, zeroth::make_comm_options(settings.config, world.size()));

@@ -17,13 +17,12 @@
 //   held-out loss 0.1941
 //
 // One rank, build/release/examples/example-pipeline, prints the same losses; so do three and four.
+#include <zeroth/engine/run.h>
 #include <zeroth/libtorch/pipeline_engine.h>
 
 #include <torch/torch.h>
 
 #include <cstdio>
-#include <cstdlib>
-#include <exception>
 #include <iostream>
 #include <string>
 #include <vector>
@@ -103,13 +102,5 @@ void train(const zeroth::World& world) {
 }  // namespace
 
 int main() {
-  const zeroth::World world = zeroth::World::from_environment();
-  try {
-    train(world);
-    return EXIT_SUCCESS;
-  } catch (const std::exception& cause) {
-    std::cerr << cause.what() << "\n";
-    world.abort(cause);
-    return zeroth::exit_code(zeroth::error_of(cause).code());
-  }
+  return zeroth::run(train);
 }

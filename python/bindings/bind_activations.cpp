@@ -8,6 +8,7 @@
 #include <zeroth/offload/activation_store.h>
 #include <zeroth/program/activation_plan.h>
 
+#include <malloc.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -105,6 +106,7 @@ void bind_activations(py::module_& module) {
         return available_memory_bytes() / static_cast<std::uint64_t>(std::max(1, world.ranks_on_host()));
       },
       py::arg("world"));
+  module.def("return_heap", [] { return ::malloc_trim(0) != 0; }, NoGil());
   module.def("plan_activations", &plan, py::kw_only(), py::arg("units"), py::arg("write_bytes_per_s"),
              py::arg("read_bytes_per_s"), py::arg("memory_bytes"));
 

@@ -23,6 +23,7 @@
 #include <map>
 #include <numeric>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -172,6 +173,15 @@ class Communicator {
     written(out);
     return out;
   }
+  void exchange(const std::vector<std::pair<at::Tensor, int>>& sent,
+                const std::vector<std::pair<at::Tensor, int>>& received, std::uint32_t tag) const {
+    std::vector<Collective> calls;
+    calls.reserve(sent.size() + received.size());
+    for (const auto& [tensor, to] : sent) calls.push_back(send_call(tensor, to, tag, "sent"));
+    for (const auto& [tensor, source] : received) calls.push_back(recv_call(tensor, source, tag, "received"));
+    run(calls);
+    for (const auto& [tensor, source] : received) written(tensor);
+  }
   void barrier(const std::string& name, std::uint32_t tag) const {
     Collective call = call_of(CollectiveKind::kBarrier, tag);
     call.name = name;
@@ -316,10 +326,11 @@ class Communicator {
               .hint = "make calls between ranks in the process that made the mesh"});
   }
   /// An exception that is no Error (Ctrl-C in a wait) separates this rank from the others for good: they hear of it.
-  void run(std::initializer_list<Collective> calls) const {
+  void run(std::initializer_list<Collective> calls) const { run(std::span(calls.begin(), calls.size())); }
+  void run(std::span<const Collective> calls) const {
     require_owner();
     try {
-      group_.batch({calls.begin(), calls.size()});
+      group_.batch(calls);
     } catch (const Error&) {
       throw;
     } catch (...) {
@@ -396,6 +407,8 @@ void bind_comm(py::module_& module) {
            NoGil())
       .def("send_recv", &Communicator::send_recv, py::arg("tensor"), py::arg("to"), py::arg("out"), py::arg("source"),
            py::kw_only(), py::arg("tag") = 0, NoGil())
+      .def("exchange", &Communicator::exchange, py::arg("sent"), py::arg("received"), py::kw_only(), py::arg("tag") = 0,
+           NoGil())
       .def("barrier", &Communicator::barrier, py::arg("name") = "", py::kw_only(), py::arg("tag") = 0, NoGil())
       .def_property_readonly("received_bytes", &Communicator::received_bytes)
       .def("received", &Communicator::received)

@@ -69,6 +69,7 @@ std::string repr_of_step(const StepResult& result) {
   }
   if (result.loss_scale != 1.0) text += ", loss_scale=" + repr_of(result.loss_scale);
   if (result.delayed) text += ", delayed=True";
+  if (result.messages) text += ", messages=True";
   if (result.preempted) text += ", preempted=True";
   return text + ")";
 }
@@ -173,6 +174,7 @@ void bind_core(py::module_& module) {
       .def_property_readonly("updates_inside_backward",
                              [](const Config& config) { return config.update.inside_backward; })
       .def_property_readonly("norms", [](const Config& config) { return config.mesh.norms; })
+      .def_property_readonly("verify", [](const Config& config) { return config.mesh.verify; })
       .def_property_readonly("gradient_accumulation_steps",
                              [](const Config& config) { return config.gradient_accumulation_steps; })
       .def_property_readonly("train_micro_batch_size_per_gpu",
@@ -208,6 +210,10 @@ void bind_core(py::module_& module) {
             world.activity()->recorder().write(path, world.rank(), world.size());
           },
           py::arg("path"), py::call_guard<py::gil_scoped_release>())
+      .def("site", &World::site, py::arg("count"))
+      .def_property_readonly("num_sites", &World::num_sites)
+      .def_property_readonly("site_index", &World::site_index)
+      .def_property_readonly("is_job_of_its_own", [](const World& world) { return world.place().has_value(); })
       .def_property_readonly("rank", &World::rank)
       .def_property_readonly("size", &World::size)
       .def_property_readonly("local_rank", &World::local_rank)
@@ -235,10 +241,12 @@ void bind_core(py::module_& module) {
       .def_readonly("boundary", &StepResult::boundary)
       .def_readonly("committed", &StepResult::committed)
       .def_readonly("delayed", &StepResult::delayed)
+      .def_readonly("messages", &StepResult::messages)
       .def_readonly("reason", &StepResult::reason)
       .def_property_readonly("cause", [](const StepResult& result) { return name_of(result.cause); })
       .def_readonly("step", &StepResult::step)
       .def_readonly("batches", &StepResult::batches)
+      .def_readonly("left_out", &StepResult::left_out)
       .def_readonly("grad_norm", &StepResult::grad_norm)
       .def_readonly("clip_coefficient", &StepResult::clip_coefficient)
       .def_readonly("lr", &StepResult::lr)

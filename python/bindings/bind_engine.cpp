@@ -367,7 +367,7 @@ py::dict values_of(const GroupHyper& hyper, const std::string& optimizer) {
     values["nesterov"] = hyper.nesterov;
   } else {
     values["betas"] = py::make_tuple(hyper.beta1, hyper.beta2);
-    values["eps"] = hyper.eps;
+    if (optimizer != "Lion") values["eps"] = hyper.eps;
   }
   values["weight_decay"] = hyper.weight_decay;
   return values;
@@ -416,6 +416,7 @@ std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units, std::st
                                   .json_log = std::move(json_log),
                                   .units_hint = std::move(units_hint),
                                   .guard_gradients = true,
+                                  .front_end = libtorch::FrontEnd::kPython,
                                   .rethrow = &rethrow_as_python};
   std::map<std::string, PyObject*> hook_dicts;
   for (const auto& [name, dictionary] : hooks) hook_dicts.emplace(name, dictionary.ptr());
@@ -643,6 +644,44 @@ void bind_engine(py::module_& module) {
           },
           py::arg("values"), py::arg("strict"), py::arg("failure"))
       .def(
+          "local_updates",
+          [](Engine& self, const std::string& method, int steps, double outer_lr, double outer_momentum, bool nesterov,
+             int fragments, int delay, double keep_local, const std::string& payload, int block, double gap_scale,
+             double clip, const std::string& lost_sites) {
+            self.drop_forwards();
+            self.base().local_updates({.method = local_method_of(method),
+                                       .steps = steps,
+                                       .outer_lr = outer_lr,
+                                       .outer_momentum = outer_momentum,
+                                       .nesterov = nesterov,
+                                       .fragments = fragments,
+                                       .delay = delay,
+                                       .keep_local = keep_local,
+                                       .payload = local_payload_of(payload),
+                                       .block = block,
+                                       .gap_scale = gap_scale,
+                                       .clip = clip,
+                                       .lost_sites = lost_sites_of(lost_sites)});
+          },
+          py::kw_only(), py::arg("method"), py::arg("steps"), py::arg("outer_lr"), py::arg("outer_momentum"),
+          py::arg("nesterov"), py::arg("fragments"), py::arg("delay"), py::arg("keep_local"), py::arg("payload"),
+          py::arg("block"), py::arg("gap_scale"), py::arg("clip"), py::arg("lost_sites"), NoGil())
+      .def("local_report",
+           [](Engine& self) {
+             const LocalReport report = self.base().local_report();
+             py::dict found;
+             found["sites"] = report.sites;
+             found["site"] = report.site;
+             found["present"] = report.present;
+             found["joined"] = report.joined;
+             found["step"] = report.step;
+             found["exchanges"] = report.exchanges;
+             found["received_bytes"] = report.received_bytes;
+             found["bytes_per_exchange"] = report.bytes_per_exchange;
+             found["offsets"] = report.offsets;
+             return found;
+           })
+      .def(
           "add_average", [](Engine& self, const std::string& name) { self.base().add_average(name); }, py::arg("name"),
           NoGil())
       .def(
@@ -763,6 +802,7 @@ void bind_engine(py::module_& module) {
                  {"all_gather", report.all_gather},
                  {"reduce_scatter", report.reduce_scatter},
                  {"between_nodes", report.between_nodes},
+                 {"between_sites", report.between_sites},
                  {"control", report.control}};
            })
       .def("reset_counters", [](Engine& self) { self.base().reset_counters(); })
@@ -778,6 +818,8 @@ void bind_engine(py::module_& module) {
       .def_property_readonly("config", [](Engine& self) { return self.base().config(); })
       .def_property_readonly("has_gradients", [](Engine& self) { return self.base().core().has_gradients(); })
       .def_property_readonly("micro_step", [](Engine& self) { return self.base().core().micro_step(); })
+      .def_property_readonly("ends_step", [](Engine& self) { return self.base().core().ends_step(); })
+      .def_property_readonly("chunks", [](Engine& self) { return self.base().core().chunks(); })
       .def_property_readonly("loss_scale", [](Engine& self) { return self.base().core().loss_scale(); })
       .def_property_readonly("learning_rates", [](Engine& self) { return self.base().core().learning_rates(); })
       .def(

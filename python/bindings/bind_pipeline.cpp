@@ -64,6 +64,14 @@ std::function<std::vector<at::Tensor>(int)> buffers_of(py::object function) {
   };
 }
 
+std::function<void(bool)> aged_of(py::object function) {
+  if (function.is_none()) return {};
+  return [held = owned(std::move(function))](bool keep) {
+    const py::gil_scoped_acquire gil;
+    (*held)(keep);
+  };
+}
+
 std::function<void(const Action&)> move_of(py::object function) {
   if (function.is_none()) return {};
   return [held = owned(std::move(function))](const Action& action) {
@@ -75,8 +83,10 @@ std::function<void(const Action&)> move_of(py::object function) {
 std::string make_program(const std::string& schedule, int ranks, int micro_batches, int chunks,
                          const std::string& unshard, bool step, bool recompute, bool offload,
                          const std::string& vocabulary) {
-  const StepProgram program =
-      make_schedule(schedule, {.ranks = ranks, .micro_batches = micro_batches, .chunks_per_rank = chunks});
+  const StepProgram program = make_schedule(schedule, {.ranks = ranks,
+                                                       .micro_batches = micro_batches,
+                                                       .chunks_per_rank = chunks,
+                                                       .inexact = true});  // who names one asks for it
   const std::map<std::string, Gathers> gathers{
       {"none", Gathers::kNone}, {"micro_batch", Gathers::kPerMicroBatch}, {"step", Gathers::kKept}};
   const std::map<std::string, Vocabulary> vocabularies{{"whole", Vocabulary::kNone},
@@ -129,6 +139,7 @@ void bind_pipeline(py::module_& module) {
       },
       py::arg("text"), py::arg("stages"), py::arg("micro_batches"), py::arg("keeps"));
   module.def("cut_evenly", &cut_evenly, py::arg("layers"), py::arg("chunks"));
+  module.def("late_of_chunk", [](const std::string& text) { return parse_program(text).late; }, py::arg("text"));
   module.def(
       "rank_of_chunk", [](const std::string& text) { return parse_program(text).rank_of_chunk; }, py::arg("text"));
 
@@ -137,7 +148,7 @@ void bind_pipeline(py::module_& module) {
                        std::vector<std::vector<int>> units, py::object forward, const py::object& copies,
                        std::map<std::string, int> buffer_owners, py::object forward_alone, py::object buffers,
                        py::object move, std::shared_ptr<libtorch::SavedTensors> saved, std::optional<SplitHead> head,
-                       std::vector<std::vector<int>> tables) {
+                       std::vector<std::vector<int>> tables, py::object aged) {
              return std::make_unique<Pipeline>(
                  engine_base_of(engine), rank_group_of(stages).communicator(),
                  libtorch::PipelineOptions{.program = parse_program(program),
@@ -146,6 +157,7 @@ void bind_pipeline(py::module_& module) {
                                            .forward = forward_of(std::move(forward)),
                                            .forward_alone = forward_of(std::move(forward_alone)),
                                            .buffers = buffers_of(std::move(buffers)),
+                                           .aged = aged_of(std::move(aged)),
                                            .move = move_of(std::move(move)),
                                            .saved = std::move(saved),
                                            .buffer_owners = std::move(buffer_owners),
@@ -156,7 +168,8 @@ void bind_pipeline(py::module_& module) {
            py::arg("copies") = py::none(), py::arg("buffer_owners") = std::map<std::string, int>(),
            py::arg("forward_alone") = py::none(), py::arg("buffers") = py::none(), py::arg("move") = py::none(),
            py::arg("saved") = py::none(), py::arg("head") = py::none(),
-           py::arg("tables") = std::vector<std::vector<int>>(), py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
+           py::arg("tables") = std::vector<std::vector<int>>(), py::arg("aged") = py::none(), py::keep_alive<1, 2>(),
+           py::keep_alive<1, 3>())
       .def("train_batch",
            [](Pipeline& self) {
              const Pipeline::Result result = [&] {
@@ -201,6 +214,7 @@ void bind_pipeline(py::module_& module) {
              values["sent_bytes"] = report.sent_bytes;
              values["received_bytes"] = report.received_bytes;
              values["descriptions"] = report.descriptions;
+             values["begun_anew"] = report.begun_anew;
              values["live_peak"] = report.live_peak;
              values["kept_peak_bytes"] = report.kept_peak_bytes;
              values["recomputed"] = report.recomputed;

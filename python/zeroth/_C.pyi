@@ -312,6 +312,9 @@ class Config:
     @property
     def norms(self) -> str:
         """zeroth.tensor.norms."""
+    @property
+    def verify(self) -> str:
+        """zeroth.parallel.verify."""
     def micro_steps(self, world: int) -> int:
         """Micro-steps of a step: gradient_accumulation_steps, or what the batch sizes leave."""
     def batch_sizes(self, world: int) -> dict[str, int]:
@@ -350,6 +353,18 @@ class World:
         """For zeroth itself: this process is interactive, and does not end by itself when the job has failed elsewhere."""
     def write_trace(self, path: str) -> None:
         """Writes the last 1,024 calls of this rank, one JSON object a line; `zeroth-trace` draws the files of all ranks."""
+    def site(self, count: int) -> World:
+        """The ranks of this rank's site as a world: this one is cut into `count` runs of consecutive ranks, which train apart, see
+        zeroth.local_updates(). A failure anywhere still ends the whole job. Never blocks. Raises Error CONFIG if `count` does not divide
+        the ranks, USAGE for a site of a site."""
+    @property
+    def num_sites(self) -> int:
+        """Of which this world is one; 1: it is no site."""
+    @property
+    def site_index(self) -> int: ...
+    @property
+    def is_job_of_its_own(self) -> bool:
+        """zeroth-run --sites has started it as a site, with a hub to the others."""
     @property
     def rank(self) -> int: ...
     @property
@@ -471,6 +486,11 @@ class Communicator:
         """From one rank, in place."""
     def send_recv(self, tensor: torch.Tensor, to: int, out: torch.Tensor, source: int, *, tag: int = 0) -> torch.Tensor:
         """Sends `tensor` and receives `out` at once, so that ranks can send to each other."""
+    def exchange(
+        self, sent: Sequence[tuple[torch.Tensor, int]], received: Sequence[tuple[torch.Tensor, int]], *, tag: int = 0
+    ) -> None:
+        """Sends and receives any number of tensors, all of them in flight at once: each to, or from, the rank beside
+        it, in place. Those between the same two ranks are matched in order."""
     def barrier(self, name: str = "", *, tag: int = 0) -> None:
         """Waits for all ranks. Ranks compare the name."""
 
@@ -712,6 +732,9 @@ class StepResult:
     def delayed(self) -> bool:
         """Committed, and its update runs in the next step: see the key zeroth.update.delayed_after."""
     @property
+    def messages(self) -> bool:
+        """Committed, and ranks exchanged messages in the place of gradients: the step is lossy."""
+    @property
     def reason(self) -> str: ...
     @property
     def cause(self) -> str:
@@ -722,6 +745,9 @@ class StepResult:
     def batches(self) -> int:
         """Micro-batches of all ranks that the gradient is the mean of: fewer than ranks times micro-steps where some ranks had run out of
         them (see Engine.batches())."""
+    @property
+    def left_out(self) -> list[int]:
+        """With zeroth.gradient_code: ranks that left micro-steps out. Their gradients are not in the sum, which is the same."""
     @property
     def grad_norm(self) -> float: ...
     @property
@@ -985,6 +1011,24 @@ class Engine:
     def load_mapped(
         self, values: Sequence[tuple[str, torch.Tensor]], strict: bool, failure: str
     ) -> tuple[list[str], list[str]]: ...
+    def local_updates(
+        self,
+        *,
+        method: str,
+        steps: int,
+        outer_lr: float,
+        outer_momentum: float,
+        nesterov: bool,
+        fragments: int,
+        delay: int,
+        keep_local: float,
+        payload: str,
+        block: int,
+        gap_scale: float,
+        clip: float,
+        lost_sites: str,
+    ) -> None: ...
+    def local_report(self) -> dict[str, Any]: ...
     def add_average(self, name: str) -> None: ...
     def update_average(self, name: str, decay: float) -> None: ...
     def swap_average(self, name: str) -> None: ...
@@ -1056,6 +1100,10 @@ class Engine:
     @property
     def micro_step(self) -> int: ...
     @property
+    def ends_step(self) -> bool: ...
+    @property
+    def chunks(self) -> list[int]: ...
+    @property
     def loss_scale(self) -> float: ...
     @property
     def learning_rates(self) -> list[float]: ...
@@ -1116,6 +1164,9 @@ def runnable_program(text: str, stages: int, micro_batches: int, keeps: bool) ->
 def cut_evenly(layers: int, chunks: int) -> list[int]:
     """Boundaries of chunks with equal numbers of layers; the first ones have one more where it does not go out. Raises Error USAGE for fewer layers than chunks."""
 
+def late_of_chunk(text: str) -> list[int]:
+    """By how many steps the gradients of each chunk of a program are late; empty for an exact one."""
+
 def rank_of_chunk(text: str) -> list[int]:
     """The rank that has each chunk of a program."""
 
@@ -1138,6 +1189,7 @@ class Pipeline:
         saved: SavedTensors | None = None,
         head: tuple[int, torch.Tensor, torch.Tensor | None, list[int], Communicator | None] | None = None,
         tables: Sequence[Sequence[int]] = (),
+        aged: Callable[[bool], None] | None = None,
     ) -> None: ...
     def train_batch(self) -> tuple[StepResult, float]: ...
     def eval_batch(self, micro_batches: int = 0) -> float: ...
@@ -1169,6 +1221,9 @@ def activation_store_of(engine: Engine) -> ActivationStore | None:
 
 def free_bytes_of_rank(world: World) -> int:
     """Memory that the system still has, shared out over the ranks of this host."""
+
+def return_heap() -> bool:
+    """Gives the free pages of the process's heap back to the system, also those between what is used. Whether there were some."""
 
 def plan_activations(
     *,

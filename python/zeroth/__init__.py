@@ -32,6 +32,7 @@ from zeroth._config import Config, ConfigOverride
 from zeroth._deferred import deferred
 from zeroth._engine import Engine, initialize
 from zeroth._host_table import HostTable, HostTableTraffic
+from zeroth._local import LocalUpdates, local_updates
 from zeroth._pretrained import load_pretrained
 from zeroth._reversible import Reversible, ReversibleSequence
 from zeroth._state import Loaded
@@ -62,6 +63,7 @@ __all__ = [
     "HostTableTraffic",
     "Loaded",
     "Local",
+    "LocalUpdates",
     "MemoryReport",
     "Mesh",
     "Reversible",
@@ -82,6 +84,7 @@ __all__ = [
     "deferred",
     "initialize",
     "load_pretrained",
+    "local_updates",
     "make_error",
     "offload_activations",
     "parallelize",

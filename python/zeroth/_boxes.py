@@ -41,6 +41,8 @@ class Split:
     mesh: _C.Mesh
     boxes: dict[str, _C.ParameterBox] = dataclasses.field(default_factory=dict)
     """by names in the model that is split: copies of a Parameter have no marks"""
+    verification: Any = None
+    """a zeroth.parallel.verification.Verification of the model"""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Split":
         return self

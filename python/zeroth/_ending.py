@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from zeroth import _C, _guards, _place
 
-__all__ = ["finish_at_exit", "follow", "install", "stay_on_top"]
+__all__ = ["CODES_OF_OTHERS", "finish_at_exit", "follow", "install", "stay_on_top", "stop"]
 
 _LONGEST = 500
 """characters of an exception's text that the other ranks get, at most"""
@@ -49,16 +49,26 @@ def stay_on_top(error: str = "") -> None:
 
 
 _TORCH = "torch.distributed.distributed_c10d"
-_OF_OTHERS = ("[ABORTED]", "[MISMATCH]", "[PEER_LOST]", "[TIMEOUT]")
+CODES_OF_OTHERS = ("ABORTED", "MISMATCH", "PEER_LOST", "TIMEOUT")
+"""of errors that are not of this rank's own program"""
+_OF_OTHERS = tuple(f"[{code}]" for code in CODES_OF_OTHERS)
 
 
 def follow(world: _C.World) -> None:
     """Registers `world`: its other ranks get the exception that ends this rank."""
     stay_on_top()
-    if world.size > 1:
+    if world.size * world.num_sites > 1:
         _worlds.add(world)
         if not _is_interactive() and not isinstance(sys.exit, _Exit):
             sys.exit = _Exit(sys.exit)
+
+
+def stop(world: _C.World, error: BaseException) -> None:
+    """Tells the other ranks of `error`, which leaves them without what they wait for, whether the script catches it or
+    not. Nothing for what this rank has heard of another one."""
+    own = _guards.error_of(error) or error
+    if world.size * world.num_sites > 1 and getattr(own, "code", "") not in CODES_OF_OTHERS:
+        world.abort(_told(own, error.__traceback__))
 
 
 _saves: list[tuple[int, _C.SaveHandle]] = []
@@ -147,7 +157,7 @@ def _told(error: BaseException, traceback: TracebackType | None) -> _C.Error:
     place = _place.place_of(traceback)
     if not isinstance(error, _C.Error) or not hasattr(error, "hint"):
         return _C.make_error("USER", _text(error), where=place)
-    if error.code in ("ABORTED", "MISMATCH", "PEER_LOST", "TIMEOUT"):
+    if error.code in CODES_OF_OTHERS:
         return error
     where = " at ".join(part for part in (error.where, place) if part)
     return _C.make_error(

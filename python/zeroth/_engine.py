@@ -29,10 +29,12 @@ from zeroth import (
     _elsewhere,
     _ending,
     _folders,
+    _given,
     _guards,
     _hypers,
     _json_values,
     _names,
+    _packed,
     _place,
     _printing,
     _schedule,
@@ -57,6 +59,11 @@ ParamGroups = Sequence[Mapping[str, Any]] | Iterable[nn.Parameter] | Iterable[tu
 
 _owned: set[int] = set()
 """ids of the parameters of all open engines, which keep them alive"""
+
+
+def has_engine(model: nn.Module) -> bool:
+    """Whether an open engine has a parameter of the model."""
+    return any(id(parameter) in _owned for parameter in model.parameters())
 
 
 def _refuse_foreign_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -93,7 +100,7 @@ class Engine:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: _given.Given,
         config: ConfigLike = None,
         *,
         params: ParamGroups | None = None,
@@ -104,9 +111,11 @@ class Engine:
         progress_every_s: float = 1.0,
         json_log: str = "",
     ) -> None:
-        """`model`: the module to train. `config`: a path, a dictionary, a Config, or None for all defaults.
+        """`model`: the module to train, or what zeroth.pipeline() or zeroth.parallelize() returned for it. `config`: a
+        path, a dictionary, a Config; None: that of the pipeline, else all defaults.
         `params`: parameter groups as torch's optimizers take them, each with its own hyper-parameters or the
-        configuration's: "lr", "weight_decay", "betas", "eps" (AdamW, Adam), "momentum", "dampening", "nesterov" (SGD).
+        configuration's: "lr", "weight_decay", "betas" (all but SGD), "eps" (all but SGD and Lion), "momentum",
+        "dampening", "nesterov" (SGD).
         `trainable_later`: frozen parameters, in a group or not, that may become trainable at any step: True for all, or
         a parameter, a module, or several of them. They have moments and gradient memory from the beginning, as frozen
         ones in a group do.
@@ -115,6 +124,7 @@ class Engine:
         progress lines of rank 0, at least; 0: no such lines. `json_log`: path of a file to which the log and every step
         are appended as JSON lines; "": the path in ZEROTH_JSON_LOG, if it is set."""
         _ending.install()
+        model, config = _given.module_of(model, config)
         _refuse_wrapped(model)
         _refuse_second(model)
         _refuse_subclasses("parameter", model.named_parameters())
@@ -127,9 +137,10 @@ class Engine:
         _ending.follow(world)
         self._world: _C.World | None = world
         self._model = model
-        settings = _of_layer_list(model, to_config(config), world)
+        settings = _with_rows(model, _of_layer_list(model, to_config(config), world), world)
         announce = log_level in ("debug", "info")
         _parallelize(model, settings, world, announce)
+        images = _split_images(model, settings, world, announce)
         pipelined = _pipelined(model, settings, world, announce)
         if units is not None:
             found = _units.with_tiles(model, _units.named_units(model, units))
@@ -211,6 +222,14 @@ class Engine:
             self._handles.append(model.register_forward_pre_hook(cast, prepend=True, with_kwargs=True))
         if self._activations is not None and pipelined is None and self._planned is None:
             self._handles += self._activations.attach(model)
+        if pipelined is None:
+            self._handles += _packed.keep_apart(model)
+        split = _boxes.split_of(model)
+        if split is not None and split.verification is not None:
+            split.verification.follow(announce)
+        if images is not None:  # an evaluation, so before anything of this forward
+            check = images.check_first
+            self._handles.append(images.model.register_forward_pre_hook(check, prepend=True, with_kwargs=True))
         if self._core.gathers_parameters:
             inside = [
                 (path, module)
@@ -261,8 +280,9 @@ class Engine:
 
             engine.backward(engine(**batch).loss + engine.part_of_loss(penalty))
 
-        Gradients are summed over the ranks that share sequences (sp), and those of some parameters over the ranks that
-        share matrices (tp). What is returned has the value of the whole term, and this rank's part of the gradient.
+        Gradients are summed over the ranks that share samples (sp, rows), and those of some parameters over the ranks
+        that share matrices (tp). What is returned has the value of the whole term, and this rank's part of the
+        gradient.
 
         Without `count`: a term of weights alone, inside gathered(), which every rank computes whole: a penalty. Over tp
         each rank has its part of a matrix, so a sum over elements has the right gradient, and the value is that of this
@@ -478,6 +498,18 @@ class Engine:
     def _push(self) -> None:
         if self._optimizer is not None:
             self._optimizer.push()
+
+    @property
+    def ends_step(self) -> bool:
+        """The next step() updates: it is that of the last micro-step, or with zeroth.gradient_code other ranks have run
+        what the step needs, and this one may leave out the rest. Local, and never blocks."""
+        return self._core.ends_step
+
+    @property
+    def chunks(self) -> list[int]:
+        """With zeroth.gradient_code: the numbers, from 0 to the number of ranks, of the micro-batches that this rank
+        computes in a step, in this order. Each is also another rank's. Empty without."""
+        return self._core.chunks
 
     @property
     def pipeline(self) -> Any:
@@ -736,7 +768,7 @@ class Engine:
     def wire_report(self) -> dict[str, int]:
         """Bytes that this rank received from other ranks since reset_counters(): `all_gather`, `reduce_scatter`,
         `between_nodes` (the part from other nodes) and `control`. `planned_all_gather` and `planned_reduce_scatter`
-        are the formula of one step. Local."""
+        are the formula of one step. `between_sites`: by local updates, beside the others. Local."""
         return self._core.wire_report()
 
     def reset_counters(self) -> None:
@@ -1006,7 +1038,7 @@ class Engine:
 
 def initialize(
     *,
-    model: nn.Module,
+    model: _given.Given,
     config: ConfigLike = None,
     model_parameters: ParamGroups | None = None,
     optimizer: None = None,
@@ -1138,6 +1170,18 @@ def _parallelize(model: nn.Module, config: _C.Config, world: _C.World, announce:
         done = parallelize(model, config, world=world)
         if announce and world.rank == 0:
             print(done, file=sys.stderr, flush=True)
+
+
+def _with_rows(model: nn.Module, config: _C.Config, world: _C.World) -> _C.Config:
+    from zeroth._images import with_rows  # it needs what this module needs
+
+    return with_rows(model, config, world)
+
+
+def _split_images(model: nn.Module, config: _C.Config, world: _C.World, announce: bool) -> Any:
+    from zeroth._images import split_model  # it needs what this module needs
+
+    return split_model(model, config, world, announce)
 
 
 def _pipelined(model: nn.Module, config: _C.Config, world: _C.World, announce: bool) -> Any:
@@ -1345,7 +1389,8 @@ def _refuse_another_world(world: _C.World) -> None:
     if world.backend.startswith("c10d") or not dist.is_available() or not dist.is_initialized():
         return
     theirs = (dist.get_rank(), dist.get_world_size())
-    if theirs != (world.rank, world.size):
+    site, sites = (0, 1) if world.is_job_of_its_own else (world.site_index, world.num_sites)
+    if theirs != (site * world.size + world.rank, sites * world.size):
         raise _C.make_error(
             "ENVIRONMENT",
             "torch.distributed and the environment speak of different worlds",

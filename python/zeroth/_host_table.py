@@ -5,18 +5,24 @@ B: indices of a lookup, R: rows of the table, D: values of a row.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import hashlib
+import math
 import os
 import typing
 
 import torch
+import torch.distributed as dist
 
 from zeroth import _C
 
 if typing.TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 RULES = ("sgd", "rowwise_adagrad", "adam")
+_TEXT_BYTES = 512
+"""of what a rank says of its table"""
 _STATES = {"sgd": (), "rowwise_adagrad": ("sums",), "adam": ("exp_avg", "exp_avg_sq")}
 
 
@@ -53,9 +59,11 @@ class HostTable:
 
     It is no parameter of a model: an engine neither shards nor saves it; see state_dict().
 
-    With several ranks give their `group`: every rank has the whole table, and step() is a call of all ranks. It gathers
-    indices and gradients in rank order and takes their mean over the ranks, so that one process with the ranks' batches
-    one behind the other computes the same, to the last bit where the number of ranks is a power of two.
+    With several ranks give their `group`: every rank has the whole table, and making it and step() are calls of all
+    ranks. step() gathers indices and gradients in rank order and takes their mean over the ranks, so that one process
+    with the ranks' batches one behind the other computes the same, to the last bit where the number of ranks is a power
+    of two. Ranks compare what they have when the table is made, after load_state_dict(), and the hyper-parameters in
+    each step. In a job of several ranks a table of this rank alone says so: group=None.
     """
 
     def __init__(
@@ -71,14 +79,15 @@ class HostTable:
         eps: float = 1e-8,
         quantize: bool = False,
         block: int = 64,
-        group: _C.Communicator | None = None,
+        group: _C.Communicator | None | typing.Literal["not said"] = "not said",
         threads: int = 0,
     ) -> None:
         """`values` [R, D]: the first ones; without them normal with standard deviation 1, as torch.nn.Embedding, the
         same on all ranks only if their generators are. rule: "sgd"; "rowwise_adagrad", one state a row; "adam", on
-        touched rows alone as torch.optim.SparseAdam. quantize: rows travel in 8 bits with one float32 scale for `block`
-        values; a value arrives within half a step, scale / 2, of its own. threads: of gathers and updates; 0: the
-        processors that this process may use. Throws Error USAGE."""
+        touched rows alone as torch.optim.SparseAdam. lr may be changed between steps. quantize: rows travel in 8 bits
+        with one float32 scale for `block` values; a value arrives within half a step, scale / 2, of its own. threads:
+        of gathers and updates; 0: the processors that this process may use. Throws Error USAGE; MISMATCH, on all ranks
+        of the group, if they make different tables."""
         if num_rows < 1 or dim < 1 or block < 1:
             sizes = f"{num_rows} rows of {dim} values, blocks of {block}"
             raise _usage("a host table has no rows, no values or empty blocks", "1 or more of each", sizes)
@@ -86,11 +95,23 @@ class HostTable:
             raise _usage("a host table has no such rule", ", ".join(RULES), rule)
         if values is not None and tuple(values.shape) != (num_rows, dim):
             raise _usage("the values of a host table have another shape", f"{[num_rows, dim]}", f"{list(values.shape)}")
+        if isinstance(group, str):
+            group = None
+            if (ranks := _ranks_of_job()) > 1:
+                raise _usage(
+                    f"a host table in a job of {ranks} ranks has no group",
+                    "group=, the ranks that have the same table",
+                    "none",
+                    which="group",
+                    hint=f'zeroth.World.from_environment().mesh({{"dp": {ranks}}}).axis("dp") are all ranks; '
+                    "group=None makes a table of this rank alone",
+                )
         self.device = torch.device(device)
         self.rule = rule
         self.lr = lr
         self.betas = betas
         self.eps = eps
+        self._require_hypers()
         self.quantize = quantize
         self.block = block
         self.traffic = HostTableTraffic()
@@ -113,6 +134,9 @@ class HostTable:
         self._reads: list[torch.cuda.Event] = []
         # autograd calls a backward only if an input asks for gradients
         self._anchor = torch.zeros((), device=self.device, requires_grad=True)
+        self._is_new = False
+        """values and states were loaded, and other ranks may have loaded others"""
+        self._require_same()
 
     @property
     def is_pinned(self) -> bool:
@@ -127,13 +151,16 @@ class HostTable:
     def dim(self) -> int:
         return self.values.shape[1]
 
-    def __call__(self, indices: torch.Tensor) -> torch.Tensor:
+    def __call__(self, indices: torch.Tensor | Sequence[typing.Any] | int) -> torch.Tensor:
         """lookup()"""
         return self.lookup(indices)
 
-    def lookup(self, indices: torch.Tensor) -> torch.Tensor:
-        """The rows of integer `indices` of any shape, [*indices.shape, D] on the table's device. Gradients come to the
-        rows as they are, quantized or not. Throws Error USAGE, with the position, for an index that is no row."""
+    def lookup(self, indices: torch.Tensor | Sequence[typing.Any] | int) -> torch.Tensor:
+        """The rows of integer `indices` of any shape, [*indices.shape, D] on the table's device; or of what torch makes
+        such a tensor of: lists, arrays. Gradients come to the rows as they are, quantized or not. Throws Error USAGE,
+        with the position, for an index that is no row."""
+        if not isinstance(indices, torch.Tensor):
+            indices = _tensor_of(indices)
         if indices.dtype.is_floating_point or indices.dtype.is_complex or indices.dtype == torch.bool:
             raise _usage("indices of a host table are no integers", "int64", str(indices.dtype))
         flat_B = indices.detach().to("cpu", torch.int64).reshape(-1).contiguous()
@@ -154,8 +181,13 @@ class HostTable:
         ranks call it, also those without a gradient."""
         indices_B, grads_BD = self._own()
         factor = 1.0
+        self._require_hypers()
         if self._group is not None and self._group.size > 1:
-            counts = self._group.all_gather(torch.tensor([indices_B.numel()])).tolist()
+            own = [indices_B.numel(), int(self._is_new), _digest(self._hypers())]
+            said = self._group.all_gather(torch.tensor([own])).tolist()
+            counts = [one[0] for one in said]
+            if any(one[1] for one in said) or len({one[2] for one in said}) > 1:
+                self._require_same()
             indices_B = self._group.all_gather(indices_B, counts=counts)
             grads_BD = self._group.all_gather(grads_BD, counts=counts)
             factor = 1.0 / self._group.size
@@ -198,6 +230,61 @@ class HostTable:
             tensor.copy_(state[name])
         self.steps = int(state["steps"])
         self._pending.clear()
+        self._is_new = True
+
+    def _hypers(self) -> str:
+        return f"lr {self.lr!r}, betas {tuple(self.betas)!r}, eps {self.eps!r}"
+
+    def _require_hypers(self) -> None:
+        for name, value, good, expected in (
+            ("lr", self.lr, 0 <= self.lr < math.inf, "a finite number from 0"),
+            ("betas", self.betas, all(0 <= beta < 1 for beta in self.betas), "two numbers from 0, below 1"),
+            ("eps", self.eps, 0 <= self.eps < math.inf, "a finite number from 0"),
+        ):
+            if not good:
+                raise _usage("a host table has no such hyper-parameter", expected, repr(value), which=name)
+
+    def _require_same(self) -> None:
+        """Raises Error MISMATCH on all ranks of the group, with the first thing that differs."""
+        self._is_new = False
+        if self._group is None or self._group.size == 1:
+            return
+        facts = {
+            "num_rows and dim": f"{self.num_rows} rows of {self.dim} values",
+            "rule": self.rule,
+            "lr, betas, eps": self._hypers(),
+            "quantize and block": f"8 bits, blocks of {self.block}" if self.quantize else "float32",
+            "values": f"values with digest {_digest_of_values(self.values):016x}",
+            **{f"{name}, loaded": f"digest {_digest_of_values(one):016x}" for name, one in self._states.items()},
+            "steps": f"after {self.steps} steps",
+        }
+        texts = self._texts_of_ranks(list(facts.values()))
+        for number, name in enumerate(facts):
+            every = [own[number] if number < len(own) else "nothing" for own in texts]
+            ((most, _),) = collections.Counter(every).most_common(1)
+            odd = next((rank for rank, text in enumerate(every) if text != most), None)
+            if odd is not None:
+                raise _C.make_error(
+                    "MISMATCH",
+                    "ranks have different host tables",
+                    where="host_table",
+                    who=f"rank {odd}/{self._group.size} of {self._group.name}",
+                    which=name,
+                    expected=f"{most} (rank {every.index(most)})",
+                    got=f"{every[odd]} (rank {odd})",
+                    hint="give all ranks the same values=, or the same torch.manual_seed() before"
+                    if name == "values"
+                    else "give all ranks the same arguments and state",
+                )
+
+    def _texts_of_ranks(self, texts: list[str]) -> list[list[str]]:
+        """A call of all ranks; some 300 bytes of each."""
+        assert self._group is not None
+        message = torch.zeros(_TEXT_BYTES, dtype=torch.uint8)
+        own = "\n".join(texts).encode()[:_TEXT_BYTES]
+        message[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+        every = self._group.all_gather(message[None])
+        return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace").split("\n") for row in every]
 
     def _own(self) -> tuple[torch.Tensor, torch.Tensor]:
         if not self._pending:
@@ -264,5 +351,30 @@ class _Lookup(torch.autograd.Function):
         return None, None, None
 
 
-def _usage(message: str, expected: str, got: str) -> _C.Error:
-    return _C.make_error("USAGE", message, where="host_table", expected=expected, got=got)
+def _ranks_of_job() -> int:
+    in_torch = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return in_torch if in_torch > 1 else _C.World.from_environment().size
+
+
+def _tensor_of(indices: object) -> torch.Tensor:
+    try:
+        made = torch.as_tensor(indices)
+    except (TypeError, ValueError, RuntimeError) as error:
+        expected = "a tensor of integers, or lists of them that are equally long"
+        raise _usage("indices of a host table are no tensor", expected, str(error).splitlines()[0]) from None
+    return made.to(torch.int64) if made.numel() == 0 else made
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def _digest_of_values(values: torch.Tensor) -> int:
+    """Of the bits and their rows, at the speed of memory."""
+    bits = values.reshape(len(values), -1).view(torch.int32).sum(1, dtype=torch.int64)
+    of_rows = bits * (2 * torch.arange(len(bits)) + 0x9E3779B1)  # overflow is well-defined: modulo 2^64
+    return int(of_rows.sum()) & 0xFFFFFFFFFFFFFFFF
+
+
+def _usage(message: str, expected: str, got: str, *, which: str = "", hint: str = "") -> _C.Error:
+    return _C.make_error("USAGE", message, where="host_table", which=which, expected=expected, got=got, hint=hint)

@@ -12,6 +12,7 @@ Hypers = dict[str, float | bool | tuple[float, float]]
 """by name; a group of Engine(params=...) may leave some out"""
 
 _ADAPTIVE = ("lr", "betas", "eps", "weight_decay")
+_LION = ("lr", "betas", "weight_decay")
 _SGD = ("lr", "momentum", "dampening", "nesterov", "weight_decay")
 _ELSEWHERE = {*_ADAPTIVE, *_SGD, "amsgrad", "maximize", "decoupled_weight_decay"}
 """names that some optimizer of torch's would follow"""
@@ -22,8 +23,8 @@ _ROUNDING = 1e-12
 
 
 def names_of(optimizer: str) -> tuple[str, ...]:
-    """The hyper-parameters of an optimizer of the configuration: "AdamW", "Adam" or "SGD"."""
-    return _SGD if optimizer == "SGD" else _ADAPTIVE
+    """The hyper-parameters of an optimizer of the configuration, by its type: SGD, Lion, or one with two moments."""
+    return {"SGD": _SGD, "Lion": _LION}.get(optimizer, _ADAPTIVE)
 
 
 def of_group(group: Mapping[str, Any], optimizer: str, which: str) -> Hypers:

@@ -28,7 +28,7 @@ def announce(world: _C.World) -> None:
     """Lets the control plane of `world` find the current line, and spares notebooks and shells when the job has failed.
     Without a free real-time signal, reports have phases but no lines."""
     global _registered
-    if world.size == 1:
+    if world.size * world.num_sites == 1:
         return
     if hasattr(sys, "ps1") or sys.flags.interactive:
         world.spare()

@@ -78,7 +78,8 @@ def _tensors(path: pathlib.Path, rename: Rename, files: contextlib.ExitStack) ->
     found = [pair for file in _files_of(path) for pair in _mapped(file, files)]
     if isinstance(rename, Mapping):
         there = {name for name, _ in found}
-        if there.isdisjoint(rename) and there.issuperset(rename.values()):  # the other way round
+        # The other way round. Files have one name of a tied weight, and `rename` may have all.
+        if there.isdisjoint(rename) and not there.isdisjoint(rename.values()):
             rename = {name: of_module for of_module, name in rename.items()}
         rename = _by(rename)
     for name, tensor in found:

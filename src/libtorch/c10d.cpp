@@ -8,9 +8,12 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -21,6 +24,8 @@ namespace {
 using TorchWork = c10::intrusive_ptr<c10d::Work>;
 
 constexpr std::uint32_t kFirstTag = std::uint32_t{1} << 30U;
+constexpr std::uint32_t kTagsOfWorld = std::uint32_t{1} << 20U;
+constexpr std::uint32_t kWorlds = MessageTransport::kAlone / kTagsOfWorld;  // then tags are used again
 
 /// Torch appends a stack trace to what it says.
 std::string first_line(const char* text) {
@@ -142,6 +147,15 @@ class C10dTransfer final : public Transfer {
   int size_;
 };
 
+/// Worlds over one group of torch have tags of their own, because messages of one may be under way when another one's
+/// are exchanged. Ranks use their worlds for the first time in the same order, since that is a call of all of them.
+std::uint32_t next_first_tag(const std::string& group_name) {
+  static std::mutex mutex;
+  static std::map<std::string, std::uint32_t> worlds;
+  const std::lock_guard lock(mutex);
+  return kFirstTag + worlds[group_name]++ % kWorlds * kTagsOfWorld;
+}
+
 class C10dTransport final : public MessageTransport {
  public:
   C10dTransport(c10::intrusive_ptr<c10d::ProcessGroup> group, const std::string& beside)
@@ -175,7 +189,8 @@ class C10dTransport final : public MessageTransport {
     ZR_FAILPOINT_OF("c10d.*", sends ? "send" : "recv");
     std::vector<at::Tensor> tensors{
         at::from_blob(bytes.data(), {static_cast<std::int64_t>(bytes.size())}, at::TensorOptions().dtype(at::kByte))};
-    const int own_tag = static_cast<int>(kFirstTag + tag);
+    if (!first_tag_) first_tag_ = next_first_tag(group_->getGroupName());
+    const int own_tag = static_cast<int>(*first_tag_ + tag);
     auto request = std::make_shared<Request>();
     request->peer = peer;
     request->sends = sends;
@@ -201,6 +216,7 @@ class C10dTransport final : public MessageTransport {
   std::string kind_;
   std::shared_ptr<Waiter> waiter_;
   std::vector<std::shared_ptr<Waiter>> waiters_alone_;  // by rank and direction, made when needed
+  std::optional<std::uint32_t> first_tag_{};            // from the first message on
   pid_t owner_;
 };
 

@@ -1,9 +1,35 @@
 #include "libtorch/model_scan.h"
 #include "libtorch/runtime.h"
 
+#include <zeroth/engine/settings.h>
 #include <zeroth/libtorch/engine.h>
+#include <zeroth/libtorch/rank_group.h>
+#include <zeroth/libtorch/same_tensors.h>
+
+#include <algorithm>
 
 namespace zeroth::libtorch {
+namespace {
+
+/// Of the ranks that are given the same tensors, `along` these axes; null where each has its own. Collective, blocks.
+std::shared_ptr<const RankGroup> make_batch_ranks(const Config& config, const World& world,
+                                                  const std::vector<std::string>& along) {
+  const MeshSpec mesh = mesh_of(config, world.size());
+  const MeshPlace place(mesh, world.rank(), world.size());
+  std::vector<std::string> axes;
+  for (const MeshAxis& axis : mesh.axes) {
+    if (std::ranges::find(along, axis.name) != along.end()) axes.push_back(axis.name);
+  }
+  if (place.size(axes) == 1) return nullptr;
+  // Counted apart from the engine's traffic.
+  std::shared_ptr<CommBackend> all =
+      world.connect(make_comm_options(config, world.size()), std::make_shared<TrafficTable>());
+  if (place.size(axes) == world.size()) return std::make_shared<const RankGroup>(Communicator(std::move(all)));
+  std::shared_ptr<CommBackend> group = all->split(place.color(axes), world.rank(), place.name(axes));
+  return std::make_shared<const RankGroup>(Communicator(std::move(group)));
+}
+
+}  // namespace
 
 GroupHyper hyper_of(const ParamGroup& group, GroupHyper otherwise) {
   GroupHyper hyper = otherwise;
@@ -30,10 +56,12 @@ EngineBase::EngineBase(std::shared_ptr<torch::nn::Module> model, Config config, 
             .got = config.activations.choice,
             .hint = "plan_activations() of zeroth/program/activation_plan.h chooses from times that you measure"});
   ScannedModel scanned = scan_model(*model, options);
+  const std::vector<std::string> same_batches = options.same_batches;
   runtime_ = Runtime::create(std::move(scanned.model), std::move(config), world, std::move(options));
   for (std::size_t unit = 0; unit < scanned.wrappers.size(); ++unit) {
     if (scanned.wrappers[unit] != nullptr) scanned.wrappers[unit]->connect(runtime_, static_cast<int>(unit));
   }
+  batch_ranks_ = make_batch_ranks(runtime_->config(), world, same_batches);
 }
 
 EngineBase::EngineBase(ModelDescription model, Config config, const World& world, EngineOptions options)
@@ -42,6 +70,14 @@ EngineBase::EngineBase(ModelDescription model, Config config, const World& world
 EngineBase::EngineBase(EngineBase&&) noexcept = default;
 EngineBase& EngineBase::operator=(EngineBase&&) noexcept = default;
 EngineBase::~EngineBase() = default;
+
+void EngineBase::require_same_batch(const std::vector<NamedTensor>& tensors) const {
+  require_same(tensors, *batch_ranks_,
+               {.where = "libtorch.forward",
+                .what = "ranks that share a model were given different batches",
+                .hint = "batches differ along dp only: choose them by mesh.coordinate(\"dp\"), not by the rank; "
+                        "EngineOptions::same_batches = {} is for forwards that take slices"});
+}
 
 void EngineBase::backward(const at::Tensor& loss) {
   runtime_->backward(loss);
@@ -135,6 +171,12 @@ WeightReport EngineBase::load_state_dict(const std::vector<NamedTensor>& values,
 }
 WeightReport EngineBase::load_mapped(const std::vector<NamedTensor>& values, bool strict, const std::string& failure) {
   return runtime_->load_weights(values, {.strict = strict, .everywhere = true, .failure = failure});
+}
+void EngineBase::local_updates(const LocalSettings& settings) {
+  runtime_->add_local_updates(settings);
+}
+LocalReport EngineBase::local_report() const {
+  return runtime_->local_report();
 }
 void EngineBase::add_average(const std::string& name) {
   runtime_->add_average(name);

@@ -7,11 +7,14 @@
 #include <ATen/core/ivalue.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/COWDeleter.h>
+#include <torch/csrc/jit/serialization/pickler.h>
 
 #include <algorithm>
 #include <array>
+#include <mutex>
 #include <optional>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 
 namespace zeroth::libtorch {
@@ -186,6 +189,28 @@ void register_look() {
       kGuardKey, c10::KernelFunction::makeFromBoxedFunction<&look_at>(), "zeroth guards");
 }
 
+/// [Note: Guards in archives] torch::save(), torch.jit.save() and torch's other archives read a storage's pointer
+/// without a word to the tensor, and would write, or read, what is at null. Before that they ask a table of functions,
+/// one a kind of device, for what a tensor keeps beside its values. Torch has such functions for backends out of its
+/// tree alone: in the places of other devices there are none.
+void refuse_archives(c10::DeviceType type) {
+  static std::mutex mutex;
+  static std::array<bool, at::COMPILE_TIME_MAX_DEVICE_TYPES> known{};
+  const std::lock_guard lock(mutex);
+  const auto index = static_cast<std::size_t>(type);
+  if (std::exchange(known.at(index), true)) return;
+  auto& functions = torch::jit::GetBackendMetaSerialization().at(index);
+  using Metadata = std::unordered_map<std::string, bool>;
+  const auto before = functions;
+  functions = std::pair{torch::jit::BackendMetaPtr([before](const at::Tensor& tensor, Metadata& metadata) {
+                          if (tensor.has_storage()) require_memory(tensor.storage());
+                          if (before) before->first(tensor, metadata);
+                        }),
+                        torch::jit::BackendMetaPtr([before](const at::Tensor& tensor, Metadata& metadata) {
+                          if (before) before->second(tensor, metadata);
+                        })};
+}
+
 /// [Note: Storage without memory] A storage of torch's can be told to throw when its pointer is read, with a text, but
 /// before 2.15 not to stop that: the flag has a way in and none out. A parameter's memory goes and comes again, so the
 /// flag is cleared here, through what the language allows: names in explicit instantiations are not checked for access.
@@ -207,6 +232,7 @@ void set_throws(c10::StorageImpl& storage, bool throws, const std::string& text)
 
 at::Tensor make_guard(const at::Tensor& like, const Error& error, const Rethrow& rethrow, GuardedValue value) {
   register_look();
+  refuse_archives(like.device().type());
   c10::Storage storage(
       c10::make_intrusive<GuardStorage>(like.nbytes(), like.device(), Refusal{error, rethrow}, std::move(value)));
   const c10::DispatchKey key = c10::computeDispatchKey(like.scalar_type(), at::kStrided, like.device());

@@ -111,7 +111,7 @@ struct LossTerms::Walk {
 };
 
 LossTerms::LossTerms(const ModelDescription& model, const Config& config)
-    : model_(model), sequence_ranks_(config.mesh.sp) {
+    : model_(model), sequence_ranks_(config.mesh.sp * config.mesh.rows) {
   for (std::size_t param = 0; param < model.tensors.size(); ++param) {
     params_.emplace(model.tensors[param].unsafeGetTensorImpl(), param);
     int times = sequence_ranks_;

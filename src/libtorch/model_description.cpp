@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <unordered_map>
 
 namespace zeroth::libtorch {
@@ -36,8 +37,8 @@ void check_trainable_kind(const at::Tensor& tensor, const std::string& name) {
   }
   if (has_lost_memory(tensor)) {
     refuse("a tensor without memory",
-           "the engine that held its values is gone: close() it next time, which gives them back, and build the model "
-           "anew");
+           "the engine that held its values is gone: give them back next time, by release_parameters(), in Python "
+           "close(), and build the model anew");
   }
   if (!tensor.is_cpu() && !tensor.is_cuda())
     refuse("device " + tensor.device().str(), "move the model to the CPU or a CUDA device");
@@ -54,6 +55,16 @@ std::vector<std::int64_t> shape_of(const at::Tensor& tensor, bool trainable) {
   std::vector<std::int64_t> shape = tensor.sizes().vec();
   if (trainable && tensor.is_complex()) shape.push_back(2);
   return shape;
+}
+
+/// ParamSpec::memory_order of a dense tensor.
+std::vector<int> memory_order_of(const at::Tensor& tensor, std::size_t dims) {
+  if (tensor.is_contiguous()) return {};
+  std::vector<int> order(dims);  // of a complex parameter with the pairs of reals, which are innermost
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.begin() + tensor.dim(),
+                   [&tensor](int one, int other) { return tensor.stride(one) > tensor.stride(other); });
+  return order;
 }
 
 bool nested(const std::string& one, const std::string& other) {
@@ -284,6 +295,7 @@ ModelDescription describe_model(const std::vector<UnitPath>& units, const std::v
                             .dtype = trainable ? dtype_of(tensor, name) : frozen_dtype_of(tensor, name),
                             .trainable = trainable,
                             .group = group_of(name, tensor)});
+    model.params.back().memory_order = memory_order_of(tensor, model.params.back().shape.size());
     put_box(model.params.back(), box, tensor);
     if (!box.names.empty()) {
       model.params.back().whole = box.names.front();

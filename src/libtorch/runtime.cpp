@@ -26,6 +26,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <set>
@@ -194,6 +195,8 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
   runtime->log_ = Logger(world.rank(), world.size(), options.log_level, json_log_of(options));
   runtime->step_log_.set_every(options.progress_every);
   runtime->rethrow_ = options.rethrow;
+  runtime->words_ = &words_of(options.front_end);
+  runtime->slots_.set_words(*runtime->words_);
   runtime->slots_.set_rethrow(options.rethrow);
   runtime->slots_.set_source(runtime);
   runtime->slots_.set_initial(options.initial_value);
@@ -204,10 +207,12 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
       runtime->config_.runtime.execution,
       static_cast<std::uint64_t>(runtime->config_.runtime.chaos_seed) + static_cast<std::uint64_t>(world.rank()));
   runtime->traffic_ = std::make_shared<TrafficTable>();
+  runtime->world_.emplace(world);
   EngineSettings settings = make_settings(runtime->config_, {.world = world.size(), .on_host = world.ranks_on_host()},
                                           group_hypers(runtime->config_, options.groups));
   settings.libraries = torch_version_text();
   share_parameters(runtime->model_, runtime->config_, settings);
+  runtime->require_same_mesh(world);
   runtime->core_ = std::make_unique<zeroth::Engine>(
       runtime->model_.params, runtime->model_.units, settings, *runtime->device_,
       world.connect(make_comm_options(runtime->config_, world.size()), runtime->traffic_), runtime->slots_,
@@ -216,7 +221,9 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
   runtime->add_operations();
   if (world.is_watched()) runtime->core_->set_activity(world.activity());
   if (runtime->core_->settings().plan.gathers_parameters())
-    runtime->log_.progress(units_line(runtime->model_, options.units_hint));
+    runtime->log_.progress(units_line(runtime->model_, options.units_hint.empty() && options.front_end == FrontEnd::kCpp
+                                                           ? runtime->words_->units
+                                                           : options.units_hint));
   ParameterSlots& slots = runtime->slots_;
   const bool copies = !slots.device().is_cpu() || runtime->config_.runtime.compute_copies;
   slots.set_layout(
@@ -274,6 +281,40 @@ void Runtime::announce(const World& world) const {
                                   : "loss scale " + std::to_string(fp16.static_scale) + ", stays");
 }
 
+void Runtime::require_same_mesh(const World& world) const {
+  static constexpr std::array kSharing = {"pp", "sp", "tp"};
+  const auto larger = [](MeshSpec mesh) {
+    std::erase_if(mesh.axes, [](const MeshAxis& axis) { return axis.size == 1; });
+    return mesh;
+  };
+  std::vector<MeshSpec> others;  // along which a model may have been shared
+  for (const MeshSpec& mesh : world.meshes()) {
+    const auto is_of_models = [](const MeshAxis& axis) {
+      return axis.name == "dp" || std::ranges::find(kSharing, axis.name) != kSharing.end();
+    };
+    const MeshSpec one = larger(mesh);
+    const bool shares = std::ranges::any_of(one.axes, [](const MeshAxis& axis) { return axis.name != "dp"; });
+    if (shares && std::ranges::all_of(one.axes, is_of_models)) others.push_back(one);
+  }
+  if (others.empty()) return;
+  if (!config_.mesh.splits_models()) {
+    log_.warn("the ranks have a mesh " + describe(others.back()) +
+              ", and the configuration has none: for this engine every rank has a batch of its own; /zeroth/mesh " +
+              "says which ranks share one");
+    return;
+  }
+  const MeshSpec own = mesh_of(config_, world.size());
+  ZR_CHECK(std::ranges::find(others, larger(own)) != others.end(), ErrorCode::kConfig,
+           "the mesh of the configuration is not the one whose groups the program has made",
+           {.where = "libtorch.mesh",
+            .who = "rank " + std::to_string(world.rank()) + "/" + std::to_string(world.size()),
+            .which = "/zeroth/mesh",
+            .expected = describe(larger(own)) + ", axes in this order",
+            .got = describe(others.back()),
+            .hint = "make it from the configuration: world.mesh(config), in Python "
+                    "world.mesh(config.mesh(world.size), config)"});
+}
+
 void Runtime::announce_mesh() const {
   if (!config_.mesh.splits_models()) return;
   const MeshSpec mesh = mesh_of(config_, core_->world());
@@ -308,9 +349,9 @@ void Runtime::add_operations() {
   share_buffers_ =
       core_->add_operation({.name = "a forward that shares buffers", .join = join_buffers, .offered = false});
   export_ = core_->add_operation({.name = "an export"});
-  close_ = core_->add_operation({.name = "close()"});
+  close_ = core_->add_operation({.name = words_->give_back});
   load_weights_ = core_->add_operation({.name = "load_state_dict()"});
-  edit_ = core_->add_operation({.name = "the end of gathered(modify_on=...)"});
+  edit_ = core_->add_operation({.name = std::string("the end of ") + words_->edit_call});
 }
 
 void Runtime::install_hooks(const EngineOptions& options) {
@@ -750,7 +791,7 @@ StepResult Runtime::end_step(StepEnd which) {
   settle();
   if (core_->has_gradients()) guards_.require_there();
   slots_.require_kept();
-  const bool updates = which != StepEnd::kMicroStep || core_->micro_step() + 1 == core_->settings().micro_steps;
+  const bool updates = which != StepEnd::kMicroStep || core_->ends_step();
   if (updates) {
     slots_.take_writes();
     note_writes(ParameterSlots::Digests::kWritten);
@@ -897,6 +938,7 @@ LoadReport Runtime::load(const std::string& path, const LoadOptions& given) {
   const LoadOptions options = by_own_names(given);
   LoadReport report = core_->load(path, options);
   if (report.path.empty()) return report;
+  ++loads_;
   name_unwanted_states(report, core_->state_kinds());
   slots_.refresh(ParameterSlots::Renewed::kAll);
   slots_.bump_versions(trainable_);
@@ -927,15 +969,18 @@ WireReport Runtime::wire_report() const {
   WireReport report{.planned_per_step = core_->planned_wire()};
   // Collectives of these kinds carry nothing else once the engine is built.
   report.all_gather = bytes(CollectiveKind::kAllGather).one_sided_bytes + bytes(CollectiveKind::kAllGather).bytes;
-  report.reduce_scatter =
-      bytes(CollectiveKind::kReduceScatter).one_sided_bytes + bytes(CollectiveKind::kReduceScatter).bytes;
+  report.reduce_scatter = bytes(CollectiveKind::kReduceScatter).one_sided_bytes +
+                          bytes(CollectiveKind::kReduceScatter).bytes +
+                          bytes(CollectiveKind::kAllToAll).bytes;  // messages of an optimizer
   report.between_nodes = traffic_->far_bytes();
+  report.between_sites = across_traffic_->bytes();
   report.control = traffic_->bytes() - report.all_gather - report.reduce_scatter + traffic_->control_bytes();
   return report;
 }
 
 void Runtime::reset_counters() {
   traffic_->reset();
+  across_traffic_->reset();
   core_->reset_peaks();
 }
 

@@ -154,6 +154,8 @@ class Runtime final : public ValueSource, public std::enable_shared_from_this<Ru
     std::string failure{};    ///< why this rank has none
   };
   WeightReport load_weights(const std::vector<NamedTensor>& values, const WeightLoad& how);
+  void add_local_updates(const LocalSettings& settings);
+  [[nodiscard]] LocalReport local_report() const;
   void add_average(const std::string& name);
   void update_average(const std::string& name, double decay);
   void swap_average(const std::string& name);
@@ -170,6 +172,9 @@ class Runtime final : public ValueSource, public std::enable_shared_from_this<Ru
   /// if a rank wrote that must not.
   void write_edits(const std::vector<int>& params, const std::vector<at::Tensor>& written, Writers writers,
                    const std::exception_ptr& failure);
+  /// Calls that gave parameters other values than those of training: of load() and load_weights().
+  [[nodiscard]] std::uint64_t loads() const { return loads_; }
+  [[nodiscard]] const Logger& log() const { return log_; }
   [[nodiscard]] WireReport wire_report() const;
   void reset_counters();
   [[nodiscard]] zeroth::Engine& core() {
@@ -201,6 +206,8 @@ class Runtime final : public ValueSource, public std::enable_shared_from_this<Ru
   /// Calls of all ranks that this front end adds to the core engine's.
   void add_operations();
   void announce(const World& world) const;
+  /// Throws kConfig if the program has made groups for sharing models along another mesh than the configuration's.
+  void require_same_mesh(const World& world) const;
   /// Where ranks are in the mesh, and what is sharded over which.
   void announce_mesh() const;
   /// Throws kUsage in a forked child: memory and transport belong to the process that made the engine.
@@ -230,12 +237,15 @@ class Runtime final : public ValueSource, public std::enable_shared_from_this<Ru
   Config config_;
   ModelDescription model_;
   Logger log_;
+  const Words* words_ = &kCppWords;  ///< of hints
   std::function<void(const Error&)> rethrow_;
   mutable std::mutex hooks_;
   mutable std::exception_ptr deferred_;  ///< of before_node()
   int explained_unit_ = -1;              ///< whose parameters tell of that error when they are read
   std::unique_ptr<Device> device_;
   std::shared_ptr<TrafficTable> traffic_;
+  std::optional<World> world_;
+  std::shared_ptr<TrafficTable> across_traffic_ = std::make_shared<TrafficTable>();
   ParameterSlots slots_;
   DemandReads reads_{slots_};
   std::set<int> read_units_;  ///< of which the log has said that they are read by others
@@ -248,6 +258,7 @@ class Runtime final : public ValueSource, public std::enable_shared_from_this<Ru
   UnitBackwards backwards_;
   std::vector<int> trainable_;
   GradientWidths widths_{slots_};
+  std::uint64_t loads_ = 0;
   const GradientUses* uses_ = nullptr;  ///< of the part whose backward runs
   GradientGuards guards_{slots_, model_, trainable_};
   StepLog step_log_{log_};

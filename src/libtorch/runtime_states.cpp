@@ -218,7 +218,7 @@ void Runtime::require_all_ours() const {
 }
 
 void Runtime::take_writes() {
-  core_->require_not_torn("a save or a read of weights");
+  core_->require_same_weights("a save or a read of weights");
   slots_.require_kept();
   slots_.take_writes();
   core_->take_writes();
@@ -353,7 +353,7 @@ WeightReport Runtime::load_weights(const std::vector<NamedTensor>& values, const
               .got = (report.missing.empty() ? "" : "missing " + few_names(report.missing)) +
                      (report.missing.empty() || report.unexpected.empty() ? "" : "; ") +
                      (report.unexpected.empty() ? "" : "beyond the model " + few_names(report.unexpected)),
-              .hint = "strict=False keeps what is missing and leaves out the rest"});
+              .hint = std::string(words_->not_strict) + " keeps what is missing and leaves out the rest"});
 
     WeightWrite write;
     std::vector<std::pair<std::size_t, std::size_t>> order(of_param.begin(), of_param.end());
@@ -379,6 +379,7 @@ WeightReport Runtime::load_weights(const std::vector<NamedTensor>& values, const
       return bytes_of_dense(keep);
     };
     core_->write_weights(write);
+    ++loads_;
     take_new_weights();
     slots_.agree(params_without(report.missing));
     if (!of_buffer.empty()) {
@@ -389,6 +390,27 @@ WeightReport Runtime::load_weights(const std::vector<NamedTensor>& values, const
     }
     return report;
   });
+}
+
+void Runtime::add_local_updates(const LocalSettings& settings) {
+  require_own_process();
+  settle();
+  guards_.clear();
+  require_all_ours();
+  take_writes();
+  // Before the ranks of all sites meet: this rank alone might call twice.
+  std::unique_ptr<SiteLine> across;
+  if (core_->follower() == nullptr) across = world_->across_sites(across_traffic_);
+  (void)LocalUpdates::attach(*core_, std::move(across), settings);
+  across_traffic_->reset();
+  take_new_weights();
+}
+
+LocalReport Runtime::local_report() const {
+  const auto* const local = dynamic_cast<const LocalUpdates*>(core_->follower());
+  ZR_CHECK(local != nullptr, ErrorCode::kUsage, "the engine has no local updates",
+           {.where = "libtorch.local_updates", .hint = "zeroth.local_updates(engine, steps) begins them"});
+  return local->report();
 }
 
 void Runtime::add_average(const std::string& name) {
@@ -425,8 +447,8 @@ void Runtime::require_writable(Writers writers) {
             .got = std::to_string(writers.rank)});
   require_all_ours();
   take_writes();
-  core_->require_own_weights("gathered(modify_on=...)");
-  core_->require_quiet("gathered(modify_on=...)");
+  core_->require_own_weights(words_->edit_call);
+  core_->require_quiet(words_->edit_call);
 }
 
 std::vector<int> Runtime::params_of(const std::vector<at::Tensor>& parameters) const {
@@ -502,7 +524,7 @@ void Runtime::write_edits(const std::vector<int>& params, const std::vector<at::
                 .who = "rank " + std::to_string(rank) + "/" + std::to_string(world),
                 .which = model_.params[static_cast<std::size_t>(params[static_cast<std::size_t>(word - 2)])].name,
                 .expected = "writes on rank " + std::to_string(writers.rank),
-                .hint = "modify_on=\"all\" lets every rank write the same; nothing is changed"});
+                .hint = std::string(words_->edit_all) + " lets every rank write the same; nothing is changed"});
     }
     const std::size_t source = writers.rank == Writers::kAll ? 0 : static_cast<std::size_t>(writers.rank);
     WeightWrite write{.source = writers.rank, .masters = false};
@@ -518,7 +540,8 @@ void Runtime::write_edits(const std::vector<int>& params, const std::vector<at::
                   .who = "rank " + std::to_string(rank) + "/" + std::to_string(world),
                   .which = name,
                   .expected = "what rank 0 wrote, to the bit",
-                  .hint = "modify_on=0 takes rank 0's values; give random numbers the same seed on all ranks"});
+                  .hint = std::string(words_->edit_first) +
+                          " takes rank 0's values; give random numbers the same seed on all ranks"});
       }
       bool differs = false;
       for (std::size_t rank = 0; writers.rank != Writers::kAll && rank < world; ++rank)

@@ -60,16 +60,14 @@ void ParameterSlots::set_layout(const ModelLayout& layout, bool gathered, std::u
 Error ParameterSlots::not_gathered(int param) const {
   const std::string& name = specs_[static_cast<std::size_t>(param)].name;
   const int unit = layout_->places[static_cast<std::size_t>(param)].unit;
-  return {
-      ErrorCode::kUsage,
-      "parameter '" + name + "' is not gathered now, so it has no memory",
-      {.where = "libtorch.parameters",
-       .which = name,
-       .expected = "use in a call of its unit (" + layout_->units[static_cast<std::size_t>(unit)].name +
-                   "), for whose forward and backward it is gathered",
-       .hint =
-           "engine.gathered(parameter) gathers it for other code, and gradients flow; units=[...] names other units "
-           "when the engine is built; export_safetensors() and close() give values back"}};
+  return {ErrorCode::kUsage,
+          "parameter '" + name + "' is not gathered now, so it has no memory",
+          {.where = "libtorch.parameters",
+           .which = name,
+           .expected = "use in a call of its unit (" + layout_->units[static_cast<std::size_t>(unit)].name +
+                       "), for whose forward and backward it is gathered",
+           .hint = std::string(words_->gather) + " gathers it for other code, and gradients flow; " + words_->units +
+                   "; export_safetensors() and " + words_->give_back + " give values back"}};
 }
 
 at::Tensor ParameterSlots::guard_like(int param, const Error& error) const {
@@ -231,8 +229,8 @@ void ParameterSlots::throw_lost(const std::string& name) const {
                .expected = "values that only the engine changes",
                .got = gathered_ ? "a write to what was gathered from the shards"
                                 : std::string("a write to a copy while its update ran"),
-               .hint = gathered_ ? "write inside engine.gathered(parameter, modify_on=...), or at a zero_optimization "
-                                   "stage below 3, where every rank has all of it"
+               .hint = gathered_ ? "write inside " + std::string(words_->edit) +
+                                       ", or at a zero_optimization stage below 3, where every rank has all of it"
                                  : "write between step() and the next forward"});
 }
 
@@ -339,7 +337,8 @@ void ParameterSlots::require_ours(int unit) const {
               .which = specs_[index].name,
               .expected = views_[index].toString() + " in the engine's memory",
               .got = tensor.toString() + " elsewhere",
-              .hint = "move and cast the module before the engine is built, or close() the engine first"});
+              .hint = "move and cast the module before the engine is built, or after " +
+                      std::string(words_->give_back) + " of the engine"});
   }
 }
 
@@ -357,8 +356,8 @@ void ParameterSlots::retire() {
     const Error error(ErrorCode::kUsage, "parameter '" + name + "' has no values any more",
                       {.where = "libtorch.parameters",
                        .which = name,
-                       .got = "the engine that held them was dropped, or closed with keep_parameters false",
-                       .hint = "close() gives values back"});
+                       .got = words_->dropped,
+                       .hint = std::string(words_->give_back) + " gives values back"});
     if (!given_back_) tensors_[param].set_data(guard_like(static_cast<int>(param), error));
     memory_[param].retire(Error(ErrorCode::kUsage,
                                 "the engine that held parameter '" + name + "' is gone, so this view has no memory",

@@ -8,6 +8,7 @@
 
 #include "libtorch/device_copies.h"
 #include "libtorch/guards.h"
+#include "libtorch/words.h"
 
 #include <zeroth/base/tensor_view.h>
 #include <zeroth/zero/model_layout.h>
@@ -32,6 +33,8 @@ class ParameterSlots final : public ParameterBinder {
   void set_rethrow(Rethrow rethrow) { rethrow_ = std::move(rethrow); }  ///< before set_layout(); see make_guard()
   /// Of values that are used while they are not gathered; before set_layout().
   void set_source(std::weak_ptr<ValueSource> source) { source_ = std::move(source); }
+
+  void set_words(const Words& words) { words_ = &words; }  ///< of hints
 
   /// Call once the layout is known, before the first bind(). With `copies` storages point at these and not at the
   /// engine's memory. `gathered`: parameters at rest are shards.
@@ -120,6 +123,7 @@ class ParameterSlots final : public ParameterBinder {
   std::vector<at::Tensor> tensors_;
   std::vector<ParamSpec> specs_;
   const ModelLayout* layout_ = nullptr;
+  const Words* words_ = &kCppWords;
   Rethrow rethrow_;
   std::weak_ptr<ValueSource> source_;
   std::vector<ParameterStorage> memory_;  // one a parameter

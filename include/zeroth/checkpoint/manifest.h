@@ -19,6 +19,9 @@
 namespace zeroth {
 
 inline constexpr int kCheckpointFormat = 1;
+/// Of a checkpoint in which some parameter is not row major in memory (BoxRange::order): readers of the first format
+/// would not see it.
+inline constexpr int kOrderedFormat = 2;
 inline constexpr const char* kManifestFile = "manifest.json";
 inline constexpr std::size_t kManifestTail = 128;  ///< bytes at the end of a manifest that commit_in() reads
 inline constexpr int kNoGroup = -1;                ///< of a parameter whose hyper-parameters nobody knows
@@ -76,6 +79,7 @@ struct Manifest {
   std::string accumulation{};               ///< JSON: micro-steps of a step that was under way; "" between steps
   std::string loss_scaler{};                ///< JSON, as groups; "" without a loss scale that adapts
   std::string update{};                     ///< JSON: what the next update needs of the last step; "" if nothing
+  std::string local{};                      ///< JSON of local updates beside their states; "" without
   std::string user{};                       ///< JSON of the caller
   std::vector<std::string> user_of_rank{};  ///< JSON, one a rank
   std::vector<CheckpointFile> files{};      ///< one a rank

@@ -51,8 +51,9 @@ class CheckpointReader {
   /// In the order of the files.
   [[nodiscard]] std::vector<StoredRange> ranges() const;
   [[nodiscard]] bool has(const std::string& key) const;
-  /// Bytes of elements [begin, end) of the logical tensor, row major. Throws kUsage for a key that is not there, a
-  /// range beyond the tensor, or a span of another size; kCheckpoint if some elements are in no file.
+  /// Bytes of elements [begin, end) of the logical tensor, row major, whatever the order of the files. Throws kUsage
+  /// for a key that is not there, a range beyond the tensor, or a span of another size; kCheckpoint if some elements
+  /// are in no file.
   void read(const std::string& key, std::int64_t begin, std::int64_t end, std::span<std::byte> into);
 
  private:

@@ -10,9 +10,13 @@
 #include <kernels/adamw/adamw.h>
 #include <kernels/bucket/bucket_variants.h>
 #include <kernels/common/dispatch.h>
+#include <kernels/lamb/lamb.h>
+#include <kernels/lion/lion.h>
 #include <kernels/norm/norm.h>
+#include <kernels/quant/quant.h>
 #include <kernels/reduce/reduce.h>
 #include <kernels/sgd/sgd.h>
+#include <kernels/signs/signs.h>
 #include <zeroth/base/dtype.h>
 #include <zeroth/device/device.h>
 #include <zeroth/device/thread_pool.h>
@@ -103,6 +107,17 @@ class Kernels {
   /// On the calling thread: for for_ranges().
   virtual void adamw(const kernels::AdamWArgs& args, const Stream& stream) = 0;
   virtual void sgd(const kernels::SgdArgs& args, const Stream& stream) = 0;
+  virtual void lion(const kernels::LionArgs& args, const Stream& stream) = 0;
+  /// The measures are memory of make_words(), or on the host any.
+  virtual void lamb_measure(const kernels::LambArgs& args, const Stream& stream) = 0;
+  virtual void lamb_apply(const kernels::LambArgs& args, const Stream& stream) = 0;
+  /// Those of kernels/signs/signs.h, on the calling thread: for for_ranges(), at multiples of 8 elements.
+  virtual void sign_message(const kernels::SignMessageArgs& args, const Stream& stream) = 0;
+  virtual void sign_pack(const kernels::SignPackArgs& args, const Stream& stream) = 0;
+  virtual void sign_sum(const kernels::SignSumArgs& args, const Stream& stream) = 0;
+  /// Those of kernels/quant/quant.h, on the calling thread: for for_ranges(), at whole blocks.
+  virtual void quantize(const kernels::QuantizeArgs& args, const Stream& stream) = 0;
+  virtual void dequantize(const kernels::DequantizeArgs& args, const Stream& stream) = 0;
 };
 
 /// Those of the host. Borrows `device` and `pool`.

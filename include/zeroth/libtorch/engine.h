@@ -5,11 +5,13 @@
 //   auto loss = engine.forward(batch);  engine.backward(loss);  auto result = engine.step();
 //
 // The user's tensors stay the same objects with the same shapes; the engine replaces only their storage. While a
-// parameter is not gathered, every access to it is an error with its name.
+// parameter is not gathered, every access to it is an error with its name. When the engine goes, the model has no
+// values, at every stage, unless release_parameters() was its last call.
 #pragma once
 
 #include <zeroth/engine/config.h>
 #include <zeroth/engine/engine.h>
+#include <zeroth/engine/local_updates.h>
 #include <zeroth/engine/world.h>
 #include <zeroth/libtorch/model_description.h>
 #include <zeroth/libtorch/unit.h>
@@ -48,6 +50,9 @@ struct ParamGroup {
 /// What the group says of itself, and `otherwise` for the rest.
 [[nodiscard]] GroupHyper hyper_of(const ParamGroup& group, GroupHyper otherwise);
 
+/// Whose calls the hints of errors name.
+enum class FrontEnd : std::uint8_t { kCpp, kPython };
+
 struct EngineOptions {
   std::vector<ParamGroup> groups{};
   /// Frozen parameters, in a group or not, that may become trainable later: as a frozen parameter in a group they have
@@ -71,6 +76,12 @@ struct EngineOptions {
   /// shape and no memory, and any access is an error that says where the gradient is. For languages in which programs
   /// often read gradients.
   bool guard_gradients = false;
+  /// Axes of zeroth.mesh along which ranks are given the same tensors. Each Engine::forward(), and each call of a
+  /// PipelineEngine with micro-batches, compares these by their form and a digest, and throws kMismatch on all such
+  /// ranks where they differ. Add "sp" where the forward takes whole sequences and cuts them itself. All ranks give the
+  /// same axes.
+  std::vector<std::string> same_batches{"pp", "tp"};
+  FrontEnd front_end = FrontEnd::kCpp;
   /// Takes a parameter's name and returns a function that is true if the parameter's earlier hooks after accumulation
   /// have work. The function runs at each gradient on the backward thread. Unset: these hooks always run. For languages
   /// in which running hooks costs a lock even if there are none.
@@ -84,8 +95,9 @@ struct EngineOptions {
 struct WireReport {
   WireBytes planned_per_step{};      ///< formula of one step
   std::uint64_t all_gather = 0;      ///< gathered parameters, published parameters, gathered gradients
-  std::uint64_t reduce_scatter = 0;  ///< gradients
+  std::uint64_t reduce_scatter = 0;  ///< gradients, or the messages in their place
   std::uint64_t between_nodes = 0;   ///< part of the payload from ranks on other nodes
+  std::uint64_t between_sites = 0;   ///< local updates, beside the others
   std::uint64_t control = 0;         ///< commit vote, averages, initial values, descriptions of calls
 };
 
@@ -109,6 +121,8 @@ struct WeightReport {
 [[nodiscard]] std::string why_without_memory(const at::Tensor& tensor);
 /// Throws the same as an error if `storage` is that of such a tensor. For readers that torch's operators do not see.
 void require_memory(const at::Storage& storage);
+
+class RankGroup;
 
 /// The part of the engine that does not depend on the model's type. One thread at a time.
 class EngineBase {
@@ -165,6 +179,12 @@ class EngineBase {
   /// keeps. `failure`: why this rank has none, "" if it has; then all ranks throw kIo with it. Throws kMismatch if
   /// ranks have other names, shapes or dtypes.
   WeightReport load_mapped(const std::vector<NamedTensor>& values, bool strict = true, const std::string& failure = "");
+  /// Begins local updates with the other sites of the world that the engine was made in (World::site()). From now on
+  /// step() makes the exchanges. Buffers of the model stay each site's own. Collective over all sites, blocks, between
+  /// steps. Throws the errors of LocalUpdates::attach().
+  void local_updates(const LocalSettings& settings);
+  /// Throws kUsage without local updates.
+  [[nodiscard]] LocalReport local_report() const;
   /// Averages of weights on shards: see zeroth::Engine.
   void add_average(const std::string& name);
   void update_average(const std::string& name, double decay);
@@ -227,8 +247,8 @@ class EngineBase {
   /// the model has; the other way round is taken where it can be told apart.
   LoadReport load(const std::string& path, const LoadOptions& options = {});
 
-  /// Gives every parameter ordinary memory with the current values. Collective, blocks; the last call on the engine,
-  /// between steps. Needs memory for the whole model on every rank.
+  /// Gives every parameter ordinary memory with the current values, so that the model outlives the engine. Collective,
+  /// blocks; the last call on the engine, between steps. Needs memory for the whole model on every rank.
   void release_parameters();
 
   /// `construction_peak` includes values that EngineOptions::initial_value has made, at most a unit's at once.
@@ -248,9 +268,16 @@ class EngineBase {
 
   [[nodiscard]] const std::shared_ptr<Runtime>& runtime() const { return runtime_; }
 
+ protected:
+  /// Ranks that share the model have one batch: see EngineOptions::same_batches.
+  [[nodiscard]] bool compares_batches() const { return batch_ranks_ != nullptr; }
+  /// Throws kMismatch on all of these ranks. Collective over them, blocks.
+  void require_same_batch(const std::vector<NamedTensor>& tensors) const;
+
  private:
   std::shared_ptr<void> owner_;  // the module whose tensors the runtime binds
   std::shared_ptr<Runtime> runtime_;
+  std::shared_ptr<const RankGroup> batch_ranks_{};  // null: nothing is compared
 };
 
 template <class Model>
@@ -265,9 +292,15 @@ class Engine : public EngineBase {
       : EngineBase(model.ptr(), std::move(config), world, std::move(options)), model_(std::move(model)) {}
 
   /// Calls the model's own forward with the root unit's parameters gathered. May block for other ranks. Tensors, and
-  /// vectors of them, are cast as fp16.auto_cast and bf16.auto_cast say.
+  /// vectors of them, are cast as fp16.auto_cast and bf16.auto_cast say. Ranks that share the model give it the same
+  /// arguments: see EngineOptions::same_batches.
   template <class... Args>
   auto forward(Args&&... args) {
+    if (compares_batches()) {
+      std::vector<NamedTensor> inputs;
+      (take_inputs(args, inputs), ...);
+      require_same_batch(inputs);
+    }
     if (model_->is_training()) share_buffers();
     return run_as_unit(
         runtime(), 0, [this](auto&&... inner) { return model_->forward(std::forward<decltype(inner)>(inner)...); },
@@ -276,6 +309,12 @@ class Engine : public EngineBase {
   [[nodiscard]] Holder& model() { return model_; }
 
  private:
+  template <class T>
+  static void take_inputs(const T& value, std::vector<NamedTensor>& inputs) {
+    detail::for_tensors_in<false>(value, [&inputs](const at::Tensor& tensor) {
+      inputs.emplace_back("tensor " + std::to_string(inputs.size()), tensor);
+    });
+  }
   template <class T>
   decltype(auto) as_input(T&& value) const {
     if constexpr (std::is_same_v<std::remove_cvref_t<T>, at::Tensor>) {

@@ -14,6 +14,16 @@
 //     STEP             the engine's step()
 //
 // The executor knows no schedule, no ZeRO stage and no kind of model.
+//
+// [Note: Late gradients] A program that says how late the gradients of its chunks are (StepProgram::late) is one step
+// that is run again and again. Its backwards, and what belongs to them, are of micro-batches of earlier steps:
+//   - kept from step to step are inputs of chunks, each with the random numbers and buffers of then, and the gradients
+//     that came at the end of the step before. A gradient that was scaled by another loss scale is scaled anew
+//   - in the first steps a chunk has nothing to do backwards: its parameters, moments and counts of steps stay as they
+//     are
+//   - after a step that is skipped, and after a load, everything late is forgotten, and it begins anew. So no gradient
+//     is of weights that a load has replaced, and one that was not finite spoils one step
+//   - saves do not have it: a training that goes on from a checkpoint begins anew, too. Evaluations leave it alone
 #pragma once
 
 #include <zeroth/comm/communicator.h>
@@ -43,6 +53,8 @@ struct ChunkValues {
 
 /// Forward of a chunk on one micro-batch, on the caller's thread. Chunk 0 gets no values. The last chunk returns the
 /// loss, one element, as its first tensor.
+/// Where gradients are late, RECOMPUTE asks for a micro-batch of an earlier step by a negative number: with M of them a
+/// step, -M to -1 are those of the step before. See PipelineOptions::aged.
 using ChunkForward = std::function<ChunkValues(int chunk, int micro_batch, ChunkValues inputs)>;
 
 /// A linear layer before a cross entropy, of which every stage has some rows (a program with V_ actions). The forward
@@ -77,6 +89,9 @@ struct PipelineOptions {
   /// What forwards of a chunk may write, running statistics for example: always as many tensors in the same order.
   /// With a RECOMPUTE they are written once. Empty: nothing.
   std::function<std::vector<at::Tensor>(int chunk)> buffers{};
+  /// Where gradients are late: a step has ended, and its micro-batches are now those of the step before, of which the
+  /// front end keeps as many steps as its latest chunk needs; false: none of any earlier step is asked for any more.
+  std::function<void(bool keep)> aged{};
   /// FLUSH and FETCH of what the front end's forward saved for backward. Empty: no program has them.
   std::function<void(const Action& action)> move{};
   /// FLUSH and FETCH of what a RECOMPUTE needs go there. Null: no program has them.
@@ -96,6 +111,7 @@ struct PipelineReport {
   std::uint64_t sent_bytes = 0;  ///< of values and gradients, without their descriptions
   std::uint64_t received_bytes = 0;
   std::uint64_t descriptions = 0;      ///< of values whose form was new, sent
+  std::uint64_t begun_anew = 0;        ///< times that late gradients were forgotten
   int live_peak = 0;                   ///< most (chunk, micro-batch) pairs with the graph of a forward
   std::uint64_t kept_peak_bytes = 0;   ///< most of inputs, and what else a RECOMPUTE needs, at a time
   std::uint64_t recomputed = 0;        ///< forwards that ran again
@@ -104,7 +120,7 @@ struct PipelineReport {
 };
 
 /// Throws kUsage, with the reason, for a program that no Pipeline of so many stages and micro-batches runs: verify()
-/// refutes it, it is inexact, has other actions than those above, or no STEP.
+/// refutes it, it has several steps, other actions than those above, or no STEP, or a late backward without RECOMPUTE.
 void require_runnable(const StepProgram& program, int stages, int micro_batches);
 
 /// Throws kUsage for a program with more than one micro-batch between UNSHARD and RESHARD of a chunk. Memory is planned

@@ -21,6 +21,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -73,22 +74,21 @@ struct Layer {
 
 namespace detail {
 
-template <class T>
-struct ForwardOf;
-template <class C, class R, class... Args>
-struct ForwardOf<R (C::*)(Args...)> {
-  static constexpr std::size_t kValues = sizeof...(Args);
-  static constexpr bool kTakesTensors = (std::is_convertible_v<const at::Tensor&, Args> && ...);
-};
-template <class C, class R, class... Args>
-struct ForwardOf<R (C::*)(Args...) const> : ForwardOf<R (C::*)(Args...)> {};
+inline constexpr std::size_t kMostValues = 8;  ///< that a layer of a module takes
 
-/// Throws kModel with the layer's name.
-inline void require_values(const std::string& name, std::size_t expected, std::size_t got) {
-  ZR_CHECK(expected == got, ErrorCode::kModel, "a layer takes another number of tensors than it is given",
+/// The module's forward takes so many tensors.
+template <class Impl, class Indices>
+inline constexpr bool kTakesTensors = false;
+template <class Impl, std::size_t... At>
+inline constexpr bool kTakesTensors<Impl, std::index_sequence<At...>> =
+    requires(Impl& impl, const at::Tensor& value) { impl.forward((static_cast<void>(At), value)...); };
+
+/// Throws kModel with the layer's name. `expected`: the numbers that it takes.
+inline void require_values(const std::string& name, const std::string& expected, bool taken, std::size_t got) {
+  ZR_CHECK(taken, ErrorCode::kModel, "a layer takes another number of tensors than it is given",
            {.where = "libtorch.pipeline",
             .which = "layer " + name,
-            .expected = std::to_string(expected),
+            .expected = expected,
             .got = std::to_string(got),
             .hint = "the first layer gets MicroBatch::inputs, any other what the layer before it returns"});
 }
@@ -96,19 +96,31 @@ inline void require_values(const std::string& name, std::size_t expected, std::s
 }  // namespace detail
 
 /// A layer of one module (a TORCH_MODULE holder, or a Unit of one), whose forward takes the values, one argument each,
-/// and returns a tensor, or a pair, a tuple or a vector of tensors. It must not be a template or overloaded: such a
-/// module is in a Layer with a function around it.
+/// and returns a tensor, or a pair, a tuple or a vector of tensors. At most 8 values; arguments with defaults need not
+/// be there.
 template <class Holder>
 [[nodiscard]] Layer layer(std::string name, Holder module) {
-  using Forward = detail::ForwardOf<decltype(&Holder::ContainedType::forward)>;
-  static_assert(Forward::kTakesTensors, "the forward of a layer's module takes tensors");
+  using Impl = typename Holder::ContainedType;
+  constexpr auto takes = []<std::size_t... Count>(std::index_sequence<Count...>) {
+    return std::array{detail::kTakesTensors<Impl, std::make_index_sequence<Count>>...};
+  }(std::make_index_sequence<detail::kMostValues + 1>());
+  static_assert(std::ranges::find(takes, true) != takes.end(), "the forward of a layer's module takes tensors");
   Layer made{.name = name, .modules = {module.ptr()}};
-  made.forward = [name, module](const Tensors& values, const MicroBatch&) mutable {
-    detail::require_values(name, Forward::kValues, values.size());
+  made.forward = [name, module, takes](const Tensors& values, const MicroBatch&) mutable {
+    std::string expected;
+    for (std::size_t count = 0; count < takes.size(); ++count) {
+      if (takes[count]) expected += (expected.empty() ? "" : " or ") + std::to_string(count);
+    }
+    detail::require_values(name, expected, values.size() < takes.size() && takes[values.size()], values.size());
     Tensors results;
-    [&]<std::size_t... At>(std::index_sequence<At...>) {
-      collect_tensors(module->forward(values[At]...), results);
-    }(std::make_index_sequence<Forward::kValues>());
+    const auto call = [&]<std::size_t... At>(std::index_sequence<At...>) {
+      if constexpr (detail::kTakesTensors<Impl, std::index_sequence<At...>>) {
+        if (sizeof...(At) == values.size()) collect_tensors(module->forward(values[At]...), results);
+      }
+    };
+    [&]<std::size_t... Count>(std::index_sequence<Count...>) {
+      (call(std::make_index_sequence<Count>()), ...);
+    }(std::make_index_sequence<detail::kMostValues + 1>());
     return results;
   };
   return made;
@@ -130,7 +142,7 @@ template <class Sequential>
   for (auto& module : *modules) {
     Layer made{.name = names[layers.size()], .modules = {module.ptr()}};
     made.forward = [name = made.name, module = module](const Tensors& values, const MicroBatch&) mutable -> Tensors {
-      detail::require_values(name, 1, values.size());
+      detail::require_values(name, "1", values.size() == 1, values.size());
       return {module.forward(values[0])};
     };
     layers.push_back(std::move(made));

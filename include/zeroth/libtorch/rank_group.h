@@ -6,6 +6,8 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -37,11 +39,23 @@ class RankGroup {
   /// Communicator have their own, so hold one RankGroup a group.
   [[nodiscard]] std::shared_ptr<SumSlots>& sum_slots() const { return state_->sum_slots; }
 
+  /// The first error of a call. Its ranks are at different places since then, and no later call is made. Any thread.
+  [[nodiscard]] std::optional<Error> left() const {
+    const std::lock_guard lock(state_->mutex);
+    return state_->left;
+  }
+  void leave(const Error& error) const {
+    const std::lock_guard lock(state_->mutex);
+    if (!state_->left) state_->left.emplace(error);
+  }
+
  private:
   Communicator communicator_;
   Rethrow rethrow_;
   struct State {
     std::shared_ptr<SumSlots> sum_slots{};
+    std::mutex mutex{};
+    std::optional<Error> left{};  ///< under mutex
   };
   std::shared_ptr<State> state_ = std::make_shared<State>();
 };

@@ -39,13 +39,13 @@ struct Segment {
   bool operator==(const Segment&) const = default;
 };
 
-/// Parameters of one unit with one dtype, one trainability and one gradient factor. 16-bit parameters have one flat for
-/// matrices and one for vectors.
+/// Parameters of one unit with one dtype, one trainability and one gradient factor. 16-bit parameters, and those that
+/// are ParamSpec::separate, have one flat for matrices and one for vectors.
 struct FlatLayout {
   int unit = 0;
   DType dtype = DType::kFloat32;
   bool vectors =
-      false;  ///< 16-bit parameters with fewer than two dimensions, whose gradients may come wide (decision 0012)
+      false;  ///< parameters with fewer than two dimensions; gradients of 16-bit ones may come wide (decision 0012)
   bool trainable = true;
   double grad_factor = 1.0;  ///< a block of the norm must not mix factors
   std::int64_t length = 0;   ///< elements, padded to kSegmentAlignBytes; padding is zero
@@ -78,8 +78,8 @@ struct FlatLayout {
 /// of each rank.
 [[nodiscard]] std::vector<std::int64_t> shard_boundaries(std::int64_t length, std::span<const int> pieces, int rotate);
 
-/// Layouts of one unit in order of first appearance: one per (dtype, trainable, grad_factor), and two for a 16-bit
-/// dtype with matrices and vectors. `unit.params` must index `params`. `degrees`: see pieces_of_ranks(). Throws kModel
+/// Layouts of one unit in order of first appearance: one per (dtype, trainable, grad_factor), and two where vectors are
+/// apart from matrices. `unit.params` must index `params`. `degrees`: see pieces_of_ranks(). Throws kModel
 /// for an impossible shape (negative, more than 2^48 elements in a unit), a dtype that is not floating, or a gradient
 /// factor that is not finite.
 [[nodiscard]] std::vector<FlatLayout> make_flat_layouts(std::span<const ParamSpec> params, const UnitSpec& unit,

@@ -12,9 +12,10 @@ namespace zeroth {
 /// One distinct parameter. Tied weights are one spec with several names.
 struct ParamSpec {
   std::string name{};
-  std::vector<std::int64_t> shape{};  ///< contiguous, row major; empty means a scalar
+  std::vector<std::int64_t> shape{};  ///< dense; empty means a scalar
   DType dtype = DType::kFloat32;      ///< fp64, fp32 or bf16; a frozen one's says no more than the size of elements
   bool trainable = true;
+  bool separate = false;               ///< its flat has no matrices, if it has fewer than two dimensions
   int group = 0;                       ///< index into the optimizer's parameter groups
   int shard_group = 0;                 ///< index into EngineSettings::shard_groups
   double grad_factor = 1.0;            ///< multiplies the gradient in the update (experts and the like)
@@ -30,6 +31,9 @@ struct ParamSpec {
   /// after the other: query, key and value in one matrix. box_offset counts inside of a block.
   int box_parts = 1;
   int box_parts_dim = 0;
+  /// How the elements follow each other in memory: its dimensions, the one with the largest stride first. Empty: row
+  /// major, as every box of a larger tensor is.
+  std::vector<int> memory_order{};
 
   /// Under which states are saved and read.
   [[nodiscard]] const std::string& tensor_name() const { return whole.empty() ? name : whole; }

@@ -1,5 +1,6 @@
 """convert(): from any form to any other."""
 
+import math
 import os
 from collections.abc import Sequence
 from typing import Literal
@@ -133,7 +134,8 @@ def round_weights(contents: Contents, weights: str, dtype: torch.dtype | None) -
     """Changes the weights of `contents`; states of the optimizer stay."""
     for param in contents.params:
         weight = param.states[WEIGHT]
-        wanted = dtype or (param.dtype if weights == "computed" else weight.dtype)
+        of_master = weights == "master" and math.prod(param.shape) > 0  # without elements there is nothing to keep
+        wanted = dtype or (weight.dtype if of_master else param.dtype)
         if weight.dtype.is_floating_point and weight.dtype.itemsize > 1:
             param.states[WEIGHT] = weight.to(wanted, computed)
     if dtype is None:

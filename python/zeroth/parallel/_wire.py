@@ -7,7 +7,7 @@ import torch
 
 from zeroth import _C
 
-__all__ = ["Form", "exchange", "form_of", "pack", "shift", "size_of", "unpack"]
+__all__ = ["Form", "Message", "exchange", "form_of", "move", "pack", "size_of", "unpack"]
 
 Form = list[tuple[tuple[int, ...], torch.dtype]]
 """shape and dtype of each tensor of a message"""
@@ -46,18 +46,25 @@ def unpack(message: torch.Tensor, form: Form) -> list[torch.Tensor]:
     ]
 
 
-def shift(message: torch.Tensor, size: int, by: int, group: _C.Communicator) -> torch.Tensor:
-    """Gives the message to the rank `by` further on, around, and returns the one of `size` bytes that comes from the
-    rank `by` before. A call of all ranks; blocks."""
-    out = torch.empty(size, dtype=torch.uint8)
-    to, source = (group.rank + by) % group.size, (group.rank - by) % group.size
-    return group.send_recv(message, to, out, source)
+Message = tuple[torch.Tensor, int, int]
+"""bytes that a rank gives; how many it gets; how many ranks further on they go, around"""
+
+
+def move(messages: Sequence[Message], group: _C.Communicator) -> list[torch.Tensor]:
+    """Gives each message to a rank further on, and returns what comes from as many ranks before: all of them are in
+    flight at once, in both directions. A call of all ranks; blocks."""
+    outs = [torch.empty(size, dtype=torch.uint8) for _, size, _ in messages]
+    group.exchange(
+        [(message, (group.rank + by) % group.size) for message, _, by in messages],
+        [(out, (group.rank - by) % group.size) for out, (_, _, by) in zip(outs, messages, strict=True)],
+    )
+    return outs
 
 
 def exchange(tensors: Sequence[torch.Tensor], form: Form, by: int, group: _C.Communicator) -> list[torch.Tensor]:
     """Gives the tensors to the rank `by` further on, around, and returns those of `form` that come from the rank `by`
     before. A call of all ranks; blocks."""
-    return unpack(shift(pack(tensors), size_of(form), by, group), form)
+    return unpack(move([(pack(tensors), size_of(form), by)], group)[0], form)
 
 
 def size_of(form: Form) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from zeroth import _C
-from zeroth.parallel.plan_search import Problem, greedy, search
+from zeroth.parallel.plan_search import Problem, greedy, search, settle
 
 __all__ = ["BatchPlan", "CostFunction", "Work", "group_sizes", "plan_batch"]
 
@@ -108,8 +108,9 @@ def plan_batch(
     `cost`: a pure function, for instance a SequenceCost. `memory_tokens`: what a rank can have of one row; None: any
     length. `pack`: sequences of the same group are one row as far as memory goes; False: each is a row.
     For up to `exact_up_to` sequences the plan is one of those that take least, unless the search would take too long
-    (`is_optimal` says it); for more, the best of several greedy ones, improved by moves. Deterministic: the same on
-    every rank and machine with IEEE arithmetic. No sequences give an empty plan.
+    (`is_optimal` says it); for more, the best of several greedy ones, improved by moves. No sequence is shared by more
+    ranks than the plan's time needs. Deterministic: the same on every rank and machine with IEEE arithmetic. No
+    sequences give an empty plan.
     Raises Error USAGE for a length below 1, for ranks below 1, for a cost that is no finite number from 0, and for a
     sequence that is longer than all memory, with its number."""
     sizes = _checked_sizes(lengths, ranks)
@@ -132,6 +133,7 @@ def plan_batch(
     places, is_optimal = greedy(problem), False
     if len(lengths) <= exact_up_to:
         places, is_optimal = search(problem, places)
+    places = settle(problem, places)
     loads = problem.loads(places)
     works = _rows(lengths, places, limit, pack)
     return BatchPlan(ranks, works, tuple(loads), problem.bound, is_optimal or max(loads) <= problem.bound)

@@ -16,7 +16,7 @@ from zeroth.parallel.masks import SequenceMask, documents_of, documents_of_bound
 from zeroth.parallel.sample import IGNORED, Sample, pad_to, shifted
 from zeroth.parallel.split_checks import ALIGNED, CONSUMED
 
-__all__ = ["cut_sample"]
+__all__ = ["cut_sample", "layout_of_sample"]
 
 _WHERE = "parallel.split_sequence"
 
@@ -28,7 +28,7 @@ def cut_sample(
     require_known() has seen; kind: of the layout; loss_type: as transformers names it."""
     tokens: torch.Tensor = given["inputs_embeds"] if given.get("input_ids") is None else given["input_ids"]
     batch, length = tokens.shape[:2]
-    padded, layout, outer = _layout(length, binding, kind)
+    padded, layout, outer = layout_of_sample(length, binding, kind)
     positions = given.get("position_ids")
     mask = given.get("attention_mask")
     documents = None
@@ -58,7 +58,7 @@ def cut_sample(
     return local, sample
 
 
-def _layout(length: int, binding: SequenceBinding, kind: str) -> tuple[int, SequenceLayout, SequenceLayout]:
+def layout_of_sample(length: int, binding: SequenceBinding, kind: str) -> tuple[int, SequenceLayout, SequenceLayout]:
     """Tokens with those that fill up: none, where each chunk has one. Layout over all ranks, and over a ring."""
     cut = layouts.zigzag if kind == "zigzag" else layouts.contiguous
     grid, ring = binding.ulysses, binding.ring

@@ -78,6 +78,11 @@ class GridCost:
     def total(self) -> int:
         return self.halo + self.statistics + self.activations + self.gradients + self.heights
 
+    @property
+    def mesh(self) -> dict[str, int]:
+        """The grid as zeroth.mesh of a configuration."""
+        return {"dp": self.columns, "rows": self.rows}
+
     def __str__(self) -> str:
         parts = ", ".join(
             f"{name} {getattr(self, name)}" for name in ("halo", "statistics", "activations", "gradients", "heights")
@@ -85,8 +90,17 @@ class GridCost:
         return f"{self.rows}x{self.columns}: {self.total} bytes ({parts})"
 
 
-def grid_cost(layers: Sequence[ImageLayer], batch: int, rows: int, columns: int, element_bytes: int = 4) -> GridCost:
-    """The cost of one grid. A pure function. Raises Error USAGE for a batch with fewer images than columns."""
+def grid_cost(
+    layers: Sequence[ImageLayer],
+    batch: int,
+    rows: int,
+    columns: int,
+    element_bytes: int = 4,
+    *,
+    splits_linear: bool = True,
+) -> GridCost:
+    """The cost of one grid. A pure function. `splits_linear`: False for an engine's grid, which leaves linear layers
+    whole on all ranks, behind a mean. Raises Error USAGE for a batch with fewer images than columns."""
     if rows < 1 or columns < 1 or batch < columns:
         raise _C.make_error(
             "USAGE",
@@ -100,7 +114,7 @@ def grid_cost(layers: Sequence[ImageLayer], batch: int, rows: int, columns: int,
     halo = statistics = activations = heights = alike = 0
     linear = [0] * rows  # parameters of each rank's own outputs
     for layer in layers:
-        if layer.kind != "linear":
+        if layer.kind != "linear" or not splits_linear:
             alike += layer.parameters
         if layer.kind == "window":
             assert layer.window is not None
@@ -111,7 +125,7 @@ def grid_cost(layers: Sequence[ImageLayer], batch: int, rows: int, columns: int,
         elif layer.kind == "norm":
             once = _sum_bytes((layer.channels + 1) * e, rows) + _sum_bytes(layer.channels * e, rows)
             statistics += 2 * columns * once
-        else:
+        elif splits_linear:
             if layer.follows_rows:
                 activations += batch * layer.channels * (rows - 1) * e
                 heights += columns * 8 * rows * (rows - 1)
@@ -136,11 +150,14 @@ def _sum_bytes(nbytes: int, ranks: int) -> int:
     return (ranks if nbytes <= _ONE_PHASE else 2) * nbytes * (ranks - 1)
 
 
-def plan_grid(layers: Sequence[ImageLayer], batch: int, ranks: int, element_bytes: int = 4) -> list[GridCost]:
+def plan_grid(
+    layers: Sequence[ImageLayer], batch: int, ranks: int, element_bytes: int = 4, *, splits_linear: bool = True
+) -> list[GridCost]:
     """All grids of so many ranks that fit the batch, the one that moves least first; of equal ones the one with fewer
-    rows. A pure function. Raises Error USAGE if none fits."""
+    rows. An engine builds one: {"zeroth": {"mesh": plan_grid(..., splits_linear=False)[0].mesh}}. A pure function.
+    Raises Error USAGE if none fits."""
     grids = [
-        grid_cost(layers, batch, rows, ranks // rows, element_bytes)
+        grid_cost(layers, batch, rows, ranks // rows, element_bytes, splits_linear=splits_linear)
         for rows in range(1, ranks + 1)
         if ranks % rows == 0 and ranks // rows <= batch
     ]

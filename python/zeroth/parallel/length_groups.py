@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from zeroth import _C
+from zeroth.parallel._bytes import bytes_of
 from zeroth.parallel.batch_plan import BatchPlan, Work, group_sizes
 
 __all__ = ["LengthGroups"]
@@ -71,26 +72,26 @@ class LengthGroups:
             )
         return group
 
-    def require_same(self, plan: BatchPlan, sequences: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        """Raises Error MISMATCH on all ranks, with their numbers, if they have other plans or batches; USAGE for a plan
-        of other ranks. Collective: one all_gather of 16 bytes a rank."""
-        if plan.ranks != self.ranks:
-            raise _C.make_error(
-                "USAGE",
-                "a plan is of another number of ranks",
-                where="parallel.run_plan",
-                expected=str(self.ranks),
-                got=str(plan.ranks),
-            )
+    def require_same(
+        self, plan: BatchPlan, sequences: Sequence[Mapping[str, torch.Tensor]], options: Sequence[object] = ()
+    ) -> None:
+        """Raises Error, on all ranks: MISMATCH, with their numbers, if they have other plans, batches or options; USAGE
+        for a plan of other ranks. Collective: one all_gather of 24 bytes a rank."""
         group = self.of_size(self.ranks)
         batch = hashlib.blake2b(digest_size=7)
         for one in sequences:
             for name, value in sorted(one.items()):
+                if not isinstance(value, torch.Tensor):
+                    batch.update(f"{name}{value!r}".encode())
+                    continue
                 batch.update(f"{name}{value.dtype}{list(value.shape)}".encode())
-                batch.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-        own = [hashlib.blake2b(repr(plan.works).encode(), digest_size=7), batch]
-        every = group.all_gather(torch.tensor([[int.from_bytes(one.digest()) for one in own]])).tolist()
-        for place, what in enumerate(("plans", "batches")):
+                batch.update(bytes_of(value))
+            batch.update(b"/")
+        texts = [repr((plan.ranks, plan.works)), repr(tuple(options))]
+        plans, said = (hashlib.blake2b(text.encode(), digest_size=7) for text in texts)
+        own = [int.from_bytes(one.digest()) for one in (plans, batch, said)]
+        every = group.all_gather(torch.tensor([own])).tolist()
+        for place, what in enumerate(("plans", "batches", "options")):
             others = [rank for rank, row in enumerate(every) if row[place] != every[group.rank][place]]
             if others:
                 raise _C.make_error(
@@ -101,3 +102,11 @@ class LengthGroups:
                     expected="the same on all ranks",
                     got=f"others on rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}",
                 )
+        if plan.ranks != self.ranks:
+            raise _C.make_error(
+                "USAGE",
+                "a plan is of another number of ranks",
+                where="parallel.run_plan",
+                expected=str(self.ranks),
+                got=str(plan.ranks),
+            )

@@ -5,6 +5,8 @@ behind a row-parallel layer becomes a reduce_scatter along the sequence, and in 
 comes an all_gather: together the bytes of the sum.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -36,6 +38,8 @@ class SplitNorms:
         self._region: tuple[int, list[int]] = (1, [])
         """dimension and tokens of each rank, of what was gathered last"""
         self._random: torch.Tensor | None = None
+        self.is_aside = False
+        """no module is given the whole sequence: it has it"""
         for region in plan.regions:
             columns = [_layer(model, name, ColumnLinear) for name in region.columns]
             entry = _GatheredInput(model.get_submodule(region.entry), self, region.apart)
@@ -54,6 +58,27 @@ class SplitNorms:
     def __deepcopy__(self, memo: dict[int, Any]) -> "SplitNorms":
         """Groups are not copied; nothing is kept beyond a forward."""
         return self
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """In here blocks run as they are without slices."""
+        self.is_aside = True
+        try:
+            yield
+        finally:
+            self.is_aside = False
+
+    def whole_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Of a block, from those with this rank's slice. No gradient flows."""
+        return _with_first(args, kwargs, lambda x: gather_from_group(x, 1, self.group, self._sizes))
+
+    def own_output(self, output: Any) -> Any:
+        """This rank's slice of what a block gives, from the whole."""
+
+        def cut(whole: torch.Tensor) -> torch.Tensor:
+            return split_to_group(whole, 1, self.group, self._sizes)
+
+        return cut(output) if isinstance(output, torch.Tensor) else (cut(output[0]), *output[1:])
 
     def enter(self, x: torch.Tensor, apart: bool) -> torch.Tensor:
         """x, this rank's slice, whole. Its gradient is the slice of the sum of what the ranks compute. `apart`: tokens
@@ -153,6 +178,8 @@ class _GatheredInput(SharedInput):
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """A hook: the module gets the whole sequence."""
+        if self._norms.is_aside:
+            return args, kwargs
 
         def gather(x: torch.Tensor) -> torch.Tensor:
             self._whole = [self._norms.enter(x, self._apart)]

@@ -24,7 +24,9 @@ from zeroth.parallel.tensor_adapters import adapters_of, plain_name
 from zeroth.parallel.tensor_cut import Cut
 from zeroth.parallel.tensor_plan import find_plan
 from zeroth.parallel.tensor_share import Role, Share, TensorPlan
+from zeroth.parallel.verification import Verification, choose
 from zeroth.parallel.verify import outputs_of, require_equal
+from zeroth.parallel.verify_tensor import Change, Undo
 from zeroth.parallel.vocab_loss import VocabLoss
 from zeroth.parallel.vocabulary import VocabLogits
 
@@ -44,6 +46,7 @@ class Parallel:
         plan: TensorPlan | None,
         sequence: SplitModel | None,
         norms: NormPlan | None = None,
+        verification: Verification | None = None,
     ) -> None:
         self.model = model
         self.mesh = mesh
@@ -53,6 +56,8 @@ class Parallel:
         """of sp; None without it"""
         self.norms = norms
         """where tp ranks work on slices of the sequence; None where norms are whole"""
+        self.verification = verification
+        """whether it computes what it computed before; None without tp and sp"""
 
     def __str__(self) -> str:
         lines = ["mesh: " + " x ".join(f"{axis}={size}" for axis, size in self.mesh.sizes.items())]
@@ -62,6 +67,8 @@ class Parallel:
             lines.append(f"slices of the sequence from {self.norms.first} to {self.norms.last}")
         if self.sequence is not None:
             lines.append(f"sequences over {self.mesh.size('sp')} ranks: {self.sequence.binding.method}")
+        if self.verification is not None:
+            lines.append(str(self.verification))
         return "\n".join(lines)
 
 
@@ -76,7 +83,7 @@ def parallelize(
     order: Literal["ring", "token"] | None = None,
     ulysses: int | None = None,
     norms: Literal["whole", "split"] | None = None,
-    verify: Mapping[str, Any] | None = None,
+    verify: Mapping[str, Any] | Literal["untested", "always", "never"] | None = None,
 ) -> Parallel:
     """Splits a model in place for the mesh of the configuration: its matrices over tp, its sequences over sp.
     zeroth.Engine does it for a model that is not split yet; call it before for another plan, or to see it:
@@ -92,9 +99,13 @@ def parallelize(
     same (Korthikanti et al. 2022). For decoders and encoders of one list of blocks; output.hidden_states are slices.
     sp: see split_sequence(); `method` and `order` as there. A grid has `ulysses` ranks inside, 0: the largest divisor
     of sp below it; the others are in the ring.
-    None: what the configuration says: zeroth.sequence.method, .order and .ulysses, zeroth.tensor.norms.
-    `verify`: arguments of a forward, without labels. The model runs with them before and after, without dropout and
-    gradients; other outputs are an Error MODEL. For a look at a model that nobody has split before.
+    `verify`: whether the first forward compares the model with what it was before, layer by layer: "untested" where
+    it has code of no family that the tests cover, or layers have roles that were chosen here, "always", "never". A
+    layer that differs is an Error MODEL of that forward, on all ranks, with its name and what to do. It costs a few
+    forwards of the layers, without gradients; nothing of the training changes. Or arguments of a forward, without
+    labels: the model runs with them now, before and after it is split; other outputs are an Error MODEL of this call.
+    None: what the configuration says: zeroth.sequence.method, .order and .ulysses, zeroth.tensor.norms,
+    zeroth.parallel.verify.
 
     All ranks of a tp or sp group are given the same samples, which is checked in every forward of the model; batches
     differ over dp. All ranks build the model from the same seed. A pickled or saved model has this rank's parts: states
@@ -118,9 +129,17 @@ def parallelize(
         found = find_plan(model, axes["tp"], corrections) if plan == "auto" else plan
     slices = find_norm_plan(model, found) if found is not None and norms == "split" else None
     way.require(axes["sp"])
+    sample = verify if isinstance(verify, Mapping) else None
+    choice = choose(
+        model,
+        found,
+        splits_sequence=axes["sp"] > 1,
+        mode=settings.verify if verify is None else verify if isinstance(verify, str) else "never",
+        has_own_plan=plan != "auto" or any(role != "whole" for role in (corrections or {}).values()),
+    )
     mesh = world.mesh(axes, settings)
-    expected = None if verify is None else outputs_of(model, verify)
-    shared = None
+    expected = None if sample is None else outputs_of(model, sample)
+    shared = undo = split_norms = None
     if found is not None:
         tp = mesh.axis("tp")
         weights: dict[str, torch.Tensor] = {}
@@ -135,9 +154,9 @@ def parallelize(
             hint="build the model from the same seed on every rank: torch.manual_seed() before it is made",
         )
         shared = _TensorSplit(model, tp, "tp")
-        shared.apply(found)
+        undo = shared.apply(found)
         if slices is not None:
-            SplitNorms(model, tp, "tp", slices)
+            split_norms = SplitNorms(model, tp, "tp", slices)
     sequence = None
     if axes["sp"] > 1:
         sequence = way.split(model, world, mesh, settings)
@@ -146,11 +165,14 @@ def parallelize(
             sequence.cross_entropy = functools.partial(loss.total, vocab_size=int(model.config.vocab_size))  # type: ignore[union-attr,arg-type]
     if shared is not None:
         shared.follow_logits()
-    _boxes.mark(model, _boxes.Split(world, axes, mesh))
-    if verify is not None and expected is not None:
-        got = outputs_of(model, verify)
+    verification = None
+    if sample is not None and expected is not None:
+        got = outputs_of(model, sample)
         require_equal(model, expected, got if sequence is None else [sequence.gather(one) for one in got[:1]], mesh)
-    return Parallel(model, mesh, found, sequence, slices)
+    elif shared is not None or sequence is not None:
+        verification = Verification(model, choice, world, mesh, undo, sequence, split_norms)
+    _boxes.mark(model, _boxes.Split(world, axes, mesh, verification=verification))
+    return Parallel(model, mesh, found, sequence, slices, verification)
 
 
 class _TensorSplit:
@@ -169,7 +191,7 @@ class _TensorSplit:
         self.made: dict[int, tuple[nn.Module, nn.Module]] = {}
         """new modules by the id of the old one, which is kept"""
 
-    def apply(self, plan: TensorPlan) -> None:
+    def apply(self, plan: TensorPlan) -> Undo:
         modules = dict(self.model.named_modules(remove_duplicate=False))
         for share in plan.shares:
             if share.name in modules:
@@ -177,13 +199,21 @@ class _TensorSplit:
             else:  # a parameter with one value a head
                 path, _, name = share.name.rpartition(".")
                 share_parameter(self.model.get_submodule(path), name, self._cut(share), 0)
+        attributes = []
         for name, attribute, value in plan.attributes:
-            setattr(self.model.get_submodule(name), attribute, value)
+            module = self.model.get_submodule(name)
+            attributes.append((name, module, attribute, getattr(module, attribute)))
+            setattr(module, attribute, value)
+        before = {share.name: modules[share.name] for share in plan.shares if share.name in modules}
+        layers = [
+            Change(name, module, self.made[id(module)][0]) for name, module in before.items() if id(module) in self.made
+        ]
         self._regions(plan)
         self.made.clear()
         if self.causal is not None:
             self.causal.register_forward_pre_hook(self._choose, prepend=True, with_kwargs=True)
         self.model.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True)
+        return Undo(tuple(layers), tuple(attributes))
 
     def _cut(self, share: Share) -> Cut:
         copies = self.group.size // share.heads if 0 < share.heads < self.group.size else 1

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import TypeAlias
 
-__all__ = ["Place", "Problem", "greedy", "improve", "search"]
+__all__ = ["Place", "Problem", "greedy", "improve", "search", "settle"]
 
 Place: TypeAlias = tuple[int, int]
 
@@ -127,6 +127,38 @@ def improve(problem: Problem, places: Sequence[Place]) -> list[Place]:
             break
         best[move[1]] = (move[2], move[3])
         loads = problem.loads(best)
+    return best
+
+
+def settle(problem: Problem, places: Sequence[Place]) -> list[Place]:
+    """Moves each sequence, the cheapest first, to as few ranks as it needs for a plan that takes no longer: a tie goes
+    to fewer ranks. Moves make room for others, so they go on until there is none."""
+    best = list(places)
+    loads = problem.loads(best)
+    most = max(loads, default=0.0)
+    order = sorted(range(len(best)), key=lambda one: (problem.areas[one], one))
+    moved = True
+    while moved:
+        moved = False
+        for number in order:
+            size, begin = best[number]
+            if size == min(problem.costs[number]):
+                continue
+            without = list(loads)
+            for rank in range(begin, begin + size):
+                without[rank] -= problem.costs[number][size]
+            for fewer, cost in problem.costs[number].items():
+                if fewer >= size:
+                    break
+                tops = [max(without[first : first + fewer]) for first in range(0, problem.ranks, fewer)]
+                if min(tops) + cost > most:
+                    continue
+                best[number] = fewer, tops.index(min(tops)) * fewer
+                after = problem.loads(best)
+                if max(after) <= most:  # and not by rounding only
+                    loads, moved = after, True
+                    break
+                best[number] = size, begin
     return best
 
 

@@ -4,7 +4,7 @@ Shapes: B batch, H query heads, K key and value heads, n tokens of this rank, D 
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -133,7 +133,7 @@ def _keys_travel(ring: Ring, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) 
     for step in range(1, size):
         source = (rank - step) % size
         form = [_with_tokens(k, lengths[source]), _with_tokens(v, lengths[source])]
-        message = _wire.shift(message, _wire.size_of(form), 1, ring.group)
+        (message,) = _wire.move([(message, _wire.size_of(form), 1)], ring.group)
         their_k, their_v = _wire.unpack(message, form)
         ring.forward(q, their_k, their_v, part, rank, source)
     return part
@@ -150,7 +150,7 @@ def _keys_travel_back(
     grads = Gradients(of_q, of_k, of_v, bias)
     ring.backward(grad, own, whole, grads, rank, rank)
     blocks = [k, v]
-    for step in range(1, size + 1):
+    for step in range(1, size + 1 if size > 1 else 1):  # a rank alone has them at home
         source = (rank - step) % size
         last = step == size
         travelling = [grads.k, grads.v] + ([] if last else blocks)
@@ -161,40 +161,72 @@ def _keys_travel_back(
     return grads
 
 
-def _queries_travel(ring: Ring, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Part:
+def _there_and_back(
+    ring: Ring,
+    own: Sequence[torch.Tensor],
+    home: _wire.Form,
+    work: Callable[[list[torch.Tensor], int], list[torch.Tensor]],
+    take: Callable[[list[torch.Tensor]], None],
+) -> None:
+    """`own` tensors of each rank's queries go on by one rank while what `work` made of those before them goes home, the
+    other way. work(tensors, their rank): an answer; take(answer): to this rank's own tensors, of the form `home`."""
     rank, size, lengths = ring.group.rank, ring.group.size, ring.queries.lengths
+    if size == 1:
+        return
+    message, answer = _wire.pack(own), None
+    for step in range(1, size + 1):
+        source = (rank - step) % size
+        form = [_with_tokens(tensor, lengths[source]) for tensor in own]
+        moves = [(message, _wire.size_of(form), 1)] if step < size else []
+        if answer is not None:
+            moves.append((answer, _wire.size_of(home), 1 - step))
+        came = _wire.move(moves, ring.group)
+        if answer is not None:
+            take(_wire.unpack(came[-1], home))
+        if step < size:
+            message = came[0]
+            answer = _wire.pack(work(_wire.unpack(message, form), source))
+
+
+def _queries_travel(ring: Ring, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Part:
+    """Queries go around, and their results go home."""
+    rank = ring.group.rank
     part = empty_part(q, v.shape[-1])
     ring.forward(q, k, v, part, rank, rank)
-    message = _wire.pack([q]) if size > 1 else q
-    for step in range(1, size):
-        source, back = (rank - step) % size, [part.out, part.lse]
-        form = [_with_tokens(q, lengths[source])]
-        message = _wire.shift(message, _wire.size_of(form), 1, ring.group)
-        (theirs,) = _wire.unpack(message, form)
+
+    def work(queries: list[torch.Tensor], source: int) -> list[torch.Tensor]:
+        (theirs,) = queries
         of_theirs = empty_part(theirs, v.shape[-1])
         ring.forward(theirs, k, v, of_theirs, source, rank)
-        answer = _wire.exchange([of_theirs.out, of_theirs.lse], _wire.form_of(back), -step, ring.group)
+        return [of_theirs.out, of_theirs.lse]
+
+    def take(answer: list[torch.Tensor]) -> None:
         merge(part, Part(*answer))
+
+    _there_and_back(ring, [q], _wire.form_of([part.out, part.lse]), work, take)
     return part
 
 
 def _queries_travel_back(
     ring: Ring, grad: torch.Tensor, own: Sequence[torch.Tensor], whole: Part, bias: torch.Tensor | None
 ) -> Gradients:
-    """Queries go around with what their gradients need; those come back the other way."""
+    """Queries go around with what their gradients need, and those go home."""
     q, k, v = own
-    rank, size, lengths = ring.group.rank, ring.group.size, ring.queries.lengths
+    rank = ring.group.rank
     dtype = accumulation_dtype(q.dtype)
     grads = Gradients(*(torch.zeros_like(tensor, dtype=dtype) for tensor in own))
     ring.backward(grad, own, whole, grads, rank, rank)
-    travelling = [q, grad.to(q.dtype), whole.out.to(q.dtype), whole.lse]
-    for step in range(1, size):
-        source = (rank - step) % size
-        form = [_with_tokens(tensor, lengths[source]) for tensor in travelling]
-        travelling = _wire.exchange(travelling, form, 1, ring.group)
+
+    def work(travelling: list[torch.Tensor], source: int) -> list[torch.Tensor]:
         their_q, their_grad, their_out, their_lse = travelling
         theirs = Gradients(torch.zeros_like(their_q, dtype=dtype), grads.k, grads.v)
         their_whole = Part(*_wide(their_out, their_lse))
         ring.backward(their_grad, (their_q, k, v), their_whole, theirs, source, rank)
-        grads.q += _wire.exchange([theirs.q], _wire.form_of([grads.q]), -step, ring.group)[0]
+        return [theirs.q]
+
+    def take(answer: list[torch.Tensor]) -> None:
+        grads.q += answer[0]
+
+    travelling = [q, grad.to(q.dtype), whole.out.to(q.dtype), whole.lse]
+    _there_and_back(ring, travelling, _wire.form_of([grads.q]), work, take)
     return grads

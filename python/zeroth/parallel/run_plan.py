@@ -2,21 +2,23 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
+from torch import nn
 
 from zeroth import _C
 from zeroth.parallel.batch_plan import BatchPlan, Work
 from zeroth.parallel.cut_batch import cut_batch, whole_batch
 from zeroth.parallel.cuts import Layout
 from zeroth.parallel.length_groups import LengthGroups
+from zeroth.parallel.plan_models import PlanWatch, require_calls, require_splittable, split_row
 
 __all__ = ["LossFunction", "PlanResult", "pack_sequences", "run_plan"]
 
 LossFunction: TypeAlias = Callable[[dict[str, Any], _C.Communicator], torch.Tensor]
 """from this rank's part of a row and the group that shares it to this rank's part of the loss: the sum over its labels,
-divided by batch["num_items_in_batch"]"""
+divided by batch["num_items_in_batch"]; of a whole row (cut=False, model) to the whole loss, so divided"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,9 +58,11 @@ def run_plan(
     sequences: Sequence[Mapping[str, torch.Tensor]],
     loss_of: LossFunction,
     *,
+    model: nn.Module | None = None,
+    method: Literal["ulysses", "ring"] = "ulysses",
     backward: Callable[[torch.Tensor], object] = torch.Tensor.backward,
     mean_over: int = 1,
-    layout: Layout = "contiguous",
+    layout: Layout | None = None,
     multiple: int = 1,
     pad_id: int = 0,
     ignore_index: int = -100,
@@ -69,36 +73,63 @@ def run_plan(
     labels that count, as if one process had computed it.
 
     `sequences`: the batch, the same on all ranks: input_ids and labels int64 [length] of each, labels not shifted.
-    `loss_of`: see LossFunction; `model(**batch).loss` of transformers is one, with an attention that knows the group. A
-    row of several sequences has position_ids that start again at each document. `backward`: engine.backward, with
+    `model`: of transformers, whole. It is split over the group of each row while that is computed, by split_sequence()
+    and `method`; `loss_of` is given whole rows, and is lambda batch, group: model(**batch).loss, or that of the engine.
+    Without it `loss_of` says how a row is computed, see LossFunction: with an attention that knows the group. A row of
+    several sequences has position_ids that start again at each document. `backward`: engine.backward, with
     mean_over=engine.world_size, since ZeRO takes the mean over ranks; afterwards engine.step() once.
-    `layout`, `pad_id`, `ignore_index`: as SequenceBatches. `multiple`: each rank's part of a row is padded to one.
-    `cut`: False gives loss_of whole rows, for models that cut them themselves (split_sequence()). `same_rounds`: a rank
-    with fewer rows computes a row of one token with weight zero for each that it lacks, so that all ranks run as many
-    forwards and backwards: what a ZeRO-3 engine needs where gathers are collective. False: none, for engines over
-    shared memory and for loops without one.
+    `layout`: "contiguous" by default; with a model, what split_sequence() chooses. `pad_id`, `ignore_index`: as
+    SequenceBatches. `multiple`: each rank's part of a row is padded to one. `cut`: False gives loss_of whole rows, for
+    models that cut them themselves (split_sequence()); it returns the loss of the whole row, alike on all its ranks,
+    and gradients are the ranks' parts. `same_rounds`: a rank with fewer rows computes a row of one token with weight
+    zero for each that it lacks, so that all ranks run as many forwards and backwards: what a ZeRO-3 engine needs where
+    gathers are collective. False: none, for engines over shared memory and for loops without one.
 
-    Collective and blocking. Nobody hangs: all ranks compare the plan first, and every rank enters its groups from the
-    largest to the smallest. Raises Error: MISMATCH for other plans or batches; USAGE for a plan of another batch."""
-    _require_sequences(plan, sequences, groups)
-    groups.require_same(plan, sequences)
+    Collective and blocking. Nobody hangs: all ranks compare plan, batch and options first, and every rank enters its
+    groups from the largest to the smallest. Raises Error, on all ranks: MISMATCH for other plans, batches or options;
+    USAGE for a plan of another batch; MODEL for a model that cannot be split, for an attention of transformers that
+    does not know the group of a shared row, or its documents, and for a shared row whose ranks made no call to each
+    other in its forward."""
+    options = (method, mean_over, layout, multiple, pad_id, ignore_index, cut, same_rounds, model is None)
+    groups.require_same(plan, sequences, options)
+    _require_sequences(plan, sequences)
+    if model is not None:
+        require_splittable(model, method, plan, groups)
     valid = _count(sequences, ignore_index)
+    cut = cut and model is None
     divisor = torch.tensor(max(1, valid) / mean_over, dtype=torch.float64)
     total = torch.zeros((), dtype=torch.float64)
     own = plan.of_rank(groups.rank)
+    shared = [work for work in plan.works if work.size > 1]
+    calls = torch.zeros(1, len(shared), 2, dtype=torch.float64)
+    watch = PlanWatch(plan)
     for work in own:
         row = pack_sequences([sequences[number] for number in work.sequences])
         group = groups.of_work(work)
         whole = whole_batch(
             row, multiple=multiple * group.size if multiple > 1 else 1, pad_id=pad_id, ignore_index=ignore_index
         )
-        batch = cut_batch(whole, group.size, group.rank, layout) if cut else whole
-        loss = loss_of(batch | {"num_items_in_batch": divisor}, group)
-        total += loss.detach().double().cpu()
-        backward(loss)
+        batch = cut_batch(whole, group.size, group.rank, layout or "contiguous") if cut else whole
+        with split_row(model, group, method, layout):
+            before = group.received_bytes
+            with watch.row(group):
+                loss = loss_of(batch | {"num_items_in_batch": divisor}, group)
+            value = loss.detach().double().cpu()
+            if work.size > 1:
+                calls[0, shared.index(work)] = torch.tensor([group.received_bytes - before, float(value)])
+            if cut or group.rank == 0:  # a whole row counts once
+                total += value
+            backward(loss)
     for _ in range(plan.rounds - len(own) if same_rounds else 0):
-        backward(loss_of(_nothing(divisor, pad_id, ignore_index), groups.of_size(1)) * 0)
-    groups.of_size(groups.ranks).all_reduce(total)
+        alone = groups.of_size(1)
+        with split_row(model, alone, method, layout):
+            with watch.row(alone):
+                loss = loss_of(_nothing(divisor, pad_id, ignore_index), alone) * 0
+            backward(loss)
+    everyone = groups.of_size(groups.ranks)
+    everyone.all_reduce(total)
+    if shared:
+        require_calls(plan, everyone.all_gather(calls), cut)
     return PlanResult(loss=total / mean_over, num_valid=valid, rows=len(own))
 
 
@@ -118,7 +149,8 @@ def _count(sequences: Sequence[Mapping[str, torch.Tensor]], ignore_index: int) -
     return sum(int((one["labels"][1:] != ignore_index).sum()) for one in sequences)
 
 
-def _require_sequences(plan: BatchPlan, sequences: Sequence[Mapping[str, torch.Tensor]], groups: LengthGroups) -> None:
+def _require_sequences(plan: BatchPlan, sequences: Sequence[Mapping[str, torch.Tensor]]) -> None:
+    """After ranks have compared both: all raise."""
     planned = sorted(number for work in plan.works for number in work.sequences)
     if planned != list(range(len(sequences))):
         raise _refusal("a plan is of another batch", "plan", f"{len(sequences)} sequences", f"{len(planned)}")

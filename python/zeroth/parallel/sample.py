@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from zeroth import _C
+from zeroth.parallel._bytes import bytes_of
 from zeroth.parallel._refuse import refuse, who
 from zeroth.parallel.layout import SequenceLayout
 
@@ -78,9 +79,7 @@ def _record(value: Any) -> list[int]:
         return [2, 0, 0, *[0] * _DIMS, zlib.crc32(repr(value).encode())]
     dtype = _DTYPES.index(value.dtype) if value.dtype in _DTYPES else len(_DTYPES)
     shape = [*value.shape[:_DIMS], *[0] * (_DIMS - value.dim())]
-    data = value.detach().cpu().contiguous()
-    content = zlib.crc32(data.reshape(-1).view(torch.uint8).numpy().data) if data.numel() > 0 else 0
-    return [1, dtype, value.dim(), *shape, content]
+    return [1, dtype, value.dim(), *shape, zlib.crc32(bytes_of(value))]
 
 
 def _described(record: list[int]) -> str:

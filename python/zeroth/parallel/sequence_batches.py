@@ -8,6 +8,7 @@ from typing import Any, Generic, Literal, TypeVar
 import torch
 
 from zeroth import _C
+from zeroth.parallel._bytes import bytes_of
 from zeroth.parallel.cut_batch import cut_batch, whole_batch
 from zeroth.parallel.cuts import Layout
 
@@ -160,7 +161,7 @@ def _digest(sample: Mapping[str, Any]) -> int:
     for name, value in sorted(sample.items()):
         if isinstance(value, torch.Tensor):
             digest.update(f"{name}{value.dtype}{list(value.shape)}".encode())
-            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            digest.update(bytes_of(value))
     return int.from_bytes(digest.digest())
 
 

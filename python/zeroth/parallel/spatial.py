@@ -5,6 +5,7 @@ uneven and empty. Results are split as evenly as can be. Weights are the same on
 part, the sum over the group is the whole one: along this axis ZeRO sums, as it does along a split sequence.
 """
 
+import zlib
 from collections.abc import Sequence
 from typing import Literal
 
@@ -13,10 +14,12 @@ from torch import nn
 from torch.nn import functional
 
 from zeroth import _C
+from zeroth.parallel._bytes import bytes_of
 from zeroth.parallel.halo import fetch_rows, heights_of
 from zeroth.parallel.image_window import Window
 
 __all__ = [
+    "is_alike",
     "spatial_batch_norm",
     "spatial_conv2d",
     "spatial_mean",
@@ -36,6 +39,17 @@ def split_rows(x: torch.Tensor, group: _C.Communicator) -> torch.Tensor:
 def whole_rows(x: torch.Tensor, group: _C.Communicator) -> torch.Tensor:
     """All rows, on every rank. What is computed from them is the same on all: end with part_of_loss()."""
     return _C.all_gather(x, 2, group, heights_of(x, 2, group))
+
+
+def is_alike(x: torch.Tensor, group: _C.Communicator) -> bool:
+    """Whether x [B, C, 1, 1] is what all ranks have whole and alike, as behind a mean, and no image of as many rows as
+    ranks. The same on all of them. Collective for x of one column: 16 bytes a rank."""
+    if group.size == 1:
+        return True
+    if x.dim() != 4 or x.size(3) != 1:
+        return False
+    every = group.all_gather(torch.tensor([[x.size(2), zlib.crc32(bytes_of(x))]])).tolist()
+    return all(one == [1, every[0][1]] for one in every)
 
 
 def spatial_mean(x: torch.Tensor, group: _C.Communicator) -> torch.Tensor:
@@ -71,7 +85,7 @@ def spatial_conv2d(
         rows, left = functional.pad(rows, (left, right)), 0
     if rows.size(2) == 0:
         columns = (rows.size(3) + 2 * left - dw * (kw - 1) - 1) // sw + 1
-        return _empty(rows, weight.size(0), columns)
+        return _empty(rows, weight.size(0), columns, weight, bias)
     return functional.conv2d(rows, weight, bias, (sh, sw), (0, left), (dh, dw), groups)
 
 
@@ -156,9 +170,10 @@ def _window_rows(
     return functional.pad(rows, (0, 0, *padding), value=fill) if any(padding) else rows
 
 
-def _empty(rows: torch.Tensor, channels: int, columns: int) -> torch.Tensor:
-    """No rows, in the graph of what others were given."""
-    return rows.reshape(-1)[:0].view(rows.size(0), channels, 0, columns)
+def _empty(rows: torch.Tensor, channels: int, columns: int, *weights: torch.Tensor | None) -> torch.Tensor:
+    """No rows, in the graph of all that others compute theirs from."""
+    parts = [one.reshape(-1)[:0].to(rows.dtype) for one in (rows, *weights) if one is not None]
+    return torch.cat(parts).view(rows.size(0), channels, 0, columns)
 
 
 def _pair(value: Pair) -> tuple[int, int]:

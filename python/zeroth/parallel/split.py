@@ -1,7 +1,8 @@
 """Any decoder of transformers with its sequence split over a group of ranks, unchanged."""
 
+import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -46,7 +47,9 @@ class SplitModel:
         wrapper = inspect.Parameter.VAR_POSITIONAL in kinds  # it passes everything on
         if not hasattr(type(model), "base_model_prefix"):  # around a model of transformers, as PEFT's
             wrapper = wrapper or inspect.Parameter.VAR_KEYWORD in kinds
-        self._has_cache = "use_cache" in self._signature.parameters or wrapper
+        self.has_cache = "use_cache" in self._signature.parameters or wrapper
+        self.is_aside = False
+        """the model runs as it was"""
         self._counting = [
             name for name, module in model.named_modules() if hasattr(module, "create_position_ids_from_input_ids")
         ]
@@ -84,6 +87,27 @@ class SplitModel:
                 self._hooks.append(module.register_forward_pre_hook(self._with_all_positions, with_kwargs=True))
                 self._hooks.append(module.register_forward_hook(self._of_own_positions))
 
+    @property
+    def counts_positions(self) -> bool:
+        """Whether the model needs positions of the whole sequence with each sample."""
+        return bool(self._counting)
+
+    @contextlib.contextmanager
+    def aside(self, *, eager: bool = False) -> Iterator[None]:
+        """In here the model runs as it was, with whole sequences. `eager`: the attention of its own code stands in for
+        kernels, some of which leave out a soft cap."""
+        bound = [(config, config._attn_implementation) for config, _ in self._names]
+        try:
+            self.is_aside = True
+            for config, name in self._names:
+                kernel = name == "sdpa" or name.startswith(("flash", "flex"))
+                config._attn_implementation = "eager" if eager and kernel else name
+            yield
+        finally:
+            self.is_aside = False
+            for config, name in bound:
+                config._attn_implementation = name
+
     def remove(self) -> None:
         """The model is as it was: it has its own attention again, and takes whole sequences for itself."""
         for hook in self._hooks:
@@ -100,7 +124,7 @@ class SplitModel:
         with evaluating(self.model):
             self.remove()
             try:
-                whole = self.model(**inputs, **({"use_cache": False} if self._has_cache else {})).logits
+                whole = self.model(**inputs, **({"use_cache": False} if self.has_cache else {})).logits
             finally:
                 self._attach()
             split = self.gather(self.model(**inputs).logits)
@@ -142,7 +166,9 @@ class SplitModel:
         return self.binding.sample
 
     def _before(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
-        given = self._named(args, kwargs)
+        if self.is_aside:
+            return args, kwargs
+        given = self.named(args, kwargs)
         require_known(given, who(self.group))
         if self._counting and given.get("position_ids") is None:
             refuse(
@@ -156,7 +182,7 @@ class SplitModel:
         require_same({name: given.get(name) for name in SAME}, self.group, where=_WHERE)
         require_tokens(model, given, who(self.group))
         local, self.binding.sample = cut_sample(given, self.binding, self.kind, loss_type_of(model))
-        if self._has_cache:
+        if self.has_cache:
             local["use_cache"] = False
         self.binding.calls = 0
         if model.training and self.group.size > 1:  # dropout outside attention must differ between ranks, too
@@ -165,7 +191,7 @@ class SplitModel:
             torch.default_generator.manual_seed(mixed(seed, self.group.rank))
         return (), local
 
-    def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """All arguments by name."""
         bound = self._signature.bind_partial(*args, **kwargs)
         named: dict[str, Any] = {}
@@ -189,7 +215,7 @@ class SplitModel:
         if self._random is not None:
             torch.set_rng_state(self._random)
             self._random = None
-        if output is None:  # the forward raised
+        if output is None or self.is_aside:  # None: the forward raised
             return None
         if self.binding.calls == 0 and self.whole:
             refuse(
@@ -216,12 +242,16 @@ class SplitModel:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Frequencies of a rotation that depend on the longest position need those of all ranks."""
+        if self.is_aside:
+            return args, kwargs
         positions = self._sample().positions
         if "position_ids" in kwargs:
             return args, {**kwargs, "position_ids": positions}
         return (args[0], positions, *args[2:]), kwargs
 
     def _of_own_positions(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if self.is_aside:
+            return output
         layout = self._sample().layout
         return tuple(layout.cut(table, -2, self.group.rank) for table in output)
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 from zeroth import _C, _boxes
 from zeroth._C import copy_to_group, gather_from_group, reduce_from_group
 from zeroth.parallel._refuse import who
-from zeroth.parallel.tensor_cut import Cut
+from zeroth.parallel.tensor_cut import Cut, note_cut
 from zeroth.parallel.vocabulary import require_in_vocabulary
 
 __all__ = ["ColumnLinear", "RowLinear", "SharedInput", "VocabEmbedding", "share", "whole_shape"]
@@ -28,6 +28,7 @@ def share(module: nn.Module, name: str, cut: Cut, dim: int) -> None:
         _boxes.cut_later(parameter, parameter.data, functools.partial(cut.take, dim=dim))
     parameter.data = cut.take(parameter.data, dim)
     _boxes.put_box(parameter, cut.box(whole, dim))
+    note_cut(parameter, cut, dim)
 
 
 def whole_shape(parameter: nn.Parameter) -> list[int]:

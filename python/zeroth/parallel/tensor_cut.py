@@ -3,11 +3,14 @@
 import dataclasses
 
 import torch
+from torch import nn
 
 from zeroth import _C
 from zeroth._C import slice_sizes
 
-__all__ = ["Cut"]
+__all__ = ["Cut", "cut_of", "note_cut"]
+
+_CUT = "_zeroth_cut"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,3 +56,13 @@ class Cut:
         offset = [0] * len(whole)
         offset[dim] = begin
         return _C.ParameterBox(whole, offset, distinct=self.axis, copies=self.copies, parts_dim=dim, parts=self.parts)
+
+
+def note_cut(parameter: nn.Parameter, cut: Cut, dim: int) -> None:
+    """That the parameter is this part of a whole one."""
+    setattr(parameter, _CUT, (cut, dim))
+
+
+def cut_of(parameter: nn.Parameter) -> tuple[Cut, int] | None:
+    """What note_cut() noted."""
+    return getattr(parameter, _CUT, None)

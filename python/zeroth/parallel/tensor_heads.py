@@ -12,11 +12,15 @@ from zeroth.parallel._refuse import refuse
 from zeroth.parallel.tensor_adapters import Adapter, linears_of, plain_name, problem_of
 from zeroth.parallel.tensor_share import Role, Share, inputs_of, is_linear, outputs_of
 
-__all__ = ["Found", "of_attention"]
+__all__ = ["KEYS", "QUERIES", "SIZES", "Found", "of_attention"]
 
 _WHERE = "parallel.parallelize"
 _ENDS = {"o_proj", "out_proj", "o", "wo", "dense", "c_proj", "proj", "out", "output", "to_out", "out_lin"}
 """names of last projections"""
+QUERIES = ("num_attention_heads", "num_heads", "n_heads", "n_head", "num_query_heads")
+KEYS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
+SIZES = ("head_dim", "attention_head_size", "head_size", "key_value_proj_dim", "d_kv")
+"""names of numbers of heads, and of the size of one, in an attention or its configuration"""
 Found = tuple[str, Share, list[tuple[str, str, int]]]
 """name of a module, its share, and attributes to change: (module, attribute, value on a rank)"""
 
@@ -32,7 +36,7 @@ def of_attention(
     linears = linears_of(attention, path)
     names = list(linears)
     heads, kv_heads, head_size = _heads(model, attention)
-    problem = _needs_all_heads(attention) if heads else "it does not say how many heads it has"
+    problem = _needs_all_heads(attention) if heads else f"it has no number of heads by a name of {', '.join(QUERIES)}"
     problem = problem or problem_of(names, adapters)
     if problem:
         for name in names:
@@ -42,7 +46,9 @@ def of_attention(
     rows = [name for name in names if roles.get(plain_name(name)) == "row"] or [_last_of(names)]
     row = linears[rows[0]]
     queries = any(outputs_of(linears[name]) == width for name in names if name not in rows)
-    if inputs_of(row) != width:
+    if len(rows) == len(names):
+        problem = f"no layer of it gives {rows[0]} its heads"
+    elif inputs_of(row) != width:
         problem = f"{rows[0]} takes {inputs_of(row)}, which is not {heads} heads of {head_size}"
     shares: list[Share] = [Share(name, "row", head_size, heads) for name in rows]
     for name in names:
@@ -107,6 +113,8 @@ def _needs_all_heads(attention: nn.Module) -> str:
     bias = takes.get("position_bias")
     if bias is not None and not makes_its_own and bias.default is inspect.Parameter.empty:
         return "it is given position_bias of all heads"
+    if any(isinstance(one, nn.MultiheadAttention) for one in attention.modules()):
+        return "nn.MultiheadAttention multiplies by its matrices without a call of a layer"
     if type(attention).__name__ == "CodeGenAttention":
         return "its matrix has the heads of four old accelerators, one after the other"
     return ""
@@ -121,14 +129,11 @@ def _heads(model: nn.Module, attention: nn.Module) -> tuple[int, int, int]:
     Zeros if neither says so."""
     holders: list[Any] = list(attention.modules())
     holders.append(_config_of(attention) or getattr(model, "config", None))
-    queries = ("num_attention_heads", "num_heads", "n_heads", "n_head", "num_query_heads")
-    keys = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
-    sizes = ("head_dim", "attention_head_size", "head_size", "key_value_proj_dim", "d_kv")
-    heads = next((found for holder in holders if (found := _first(holder, queries))), 0)
+    heads = next((found for holder in holders if (found := _first(holder, QUERIES))), 0)
     if heads == 0:
         return 0, 0, 0
-    kv_heads = next((found for holder in holders if (found := _first(holder, keys))), heads)
-    size = next((found for holder in holders if (found := _first(holder, sizes))), 0)
+    kv_heads = next((found for holder in holders if (found := _first(holder, KEYS))), heads)
+    size = next((found for holder in holders if (found := _first(holder, SIZES))), 0)
     if size == 0:
         linears = list(linears_of(attention, "").values())
         size = inputs_of(linears[-1]) // heads
@@ -170,8 +175,8 @@ def _counts(
     """Attributes of the attention by which it cuts its tensors, and what they are on one rank."""
     local, local_kv = heads // ranks, max(kv_heads // ranks, 1)
     of_names = {
-        **dict.fromkeys(("num_attention_heads", "num_heads", "n_heads", "n_head", "num_query_heads"), (heads, local)),
-        **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "n_kv_heads"), (kv_heads, local_kv)),
+        **dict.fromkeys(QUERIES, (heads, local)),
+        **dict.fromkeys(KEYS, (kv_heads, local_kv)),
         **dict.fromkeys(("split_size", "inner_dim", "all_head_size"), (width, width // ranks)),
         "num_key_value_groups": (heads // kv_heads, local // local_kv),
     }

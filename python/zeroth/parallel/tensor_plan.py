@@ -51,17 +51,21 @@ def find_plan(model: nn.Module, ranks: int, corrections: Mapping[str, Role] | No
     """The plan for a model. `corrections`: roles by names of modules, with * for any part of a name; they come before
     the model's own plan and the rules. Raises Error MODEL for heads that the ranks cannot share."""
     shares: dict[str, Share] = {}
-    attributes: list[tuple[str, str, int]] = []
+    attentions: list[list[Found]] = []
     own = _own_plan(model)
     adapters = adapters_of(model)
     for path, block in blocks_of(model).items():
-        for name, share, counts in _of_block(model, path, block, ranks, own, adapters):
-            shares[name] = share
-            attributes += counts
+        of_attentions, others = _of_block(model, path, block, ranks, own, adapters)
+        attentions += of_attentions
+        shares |= {name: share for attention in of_attentions for name, share, _ in attention} | others
     for share in _vocabulary(model, ranks):
         shares[share.name] = share
+    found = dict(shares)
     for pattern, role in (corrections or {}).items():
         _correct(model, shares, pattern, role, adapters)
+    attributes = [
+        count for attention in attentions for count in _counts_of(model, attention, found, shares)
+    ] + _without_shortcuts(model, shares)
     shares |= {share.name: share for share in shares_of_adapters(shares, adapters)}
     if not any(share.role in ("column", "row") for share in shares.values()):
         reasons = sorted({f"{share.name}: {share.why}" for share in shares.values() if share.why})
@@ -144,15 +148,46 @@ def _of_block(
     ranks: int,
     own: Mapping[str, Role],
     adapters: Mapping[str, Adapter],
-) -> Iterator[Found]:
-    seen: set[str] = set()
-    for name, attention in _outermost_attentions(block, path):
-        for found in of_attention(model, name, attention, ranks, _roles_of(attention, name, own), adapters):
-            seen.add(found[0])
-            yield found
+) -> tuple[list[list[Found]], dict[str, Share]]:
+    """What is in each of its attentions, and what is beside them."""
+    attentions = [
+        list(of_attention(model, name, attention, ranks, _roles_of(attention, name, own), adapters))
+        for name, attention in _outermost_attentions(block, path)
+    ]
+    seen = {name for attention in attentions for name, _, _ in attention}
     linears = {name: module for name, module in linears_of(block, path).items() if name not in seen}
-    for name, share in _of_mlp(path, block, linears, ranks, own, adapters):
-        yield name, share, []
+    return attentions, dict(_of_mlp(path, block, linears, ranks, own, adapters))
+
+
+def _counts_of(
+    model: nn.Module, attention: list[Found], found: Mapping[str, Share], shares: dict[str, Share]
+) -> list[tuple[str, str, int]]:
+    """Attributes to change. Where a correction leaves a layer whole that gives or takes heads, all that there is of the
+    attention stays whole, and so do its counts of heads."""
+    names = [name for name, _, _ in attention]
+    asked = [
+        name for name in names if found[name].role in ("column", "row") and shares[name].role not in ("column", "row")
+    ]
+    if not asked:
+        return [count for _, _, counts in attention for count in counts]
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name in names:
+        if name not in modules:  # a parameter with a value a head
+            del shares[name]
+        elif shares[name].role != "whole":
+            shares[name] = Share(name, "whole", why=f"{asked[0]} is whole")
+    return []
+
+
+def _without_shortcuts(model: nn.Module, shares: Mapping[str, Share]) -> list[tuple[str, str, int]]:
+    """torch's encoder layers give their matrices to a kernel of their own in evaluations, past the layers. Without the
+    number of their activation they do not."""
+    return [
+        (path, "activation_relu_or_gelu", 0)
+        for path, module in model.named_modules()
+        if isinstance(module, nn.TransformerEncoderLayer)
+        and any(share.role in ("column", "row") and share.name.startswith(f"{path}.") for share in shares.values())
+    ]
 
 
 def _leave(roles: dict[str, Share], why: str) -> None:
@@ -204,7 +239,9 @@ def _of_mlp(
                 roles[column] = Share(column, "column", parts=parts)
         elif inputs == size:
             given.setdefault(outputs, []).append(name)
-            roles[name] = Share(name, "whole", why="no layer takes its outputs back")
+            holder = type(block.get_submodule(name.removeprefix(path).lstrip(".").rpartition(".")[0])).__name__
+            why = f"no layer takes its outputs back, nor has {holder} a name with attention or attn in it"
+            roles[name] = Share(name, "whole", why=why)
         else:
             roles[name] = Share(name, "whole", why="takes neither the block's size nor a column's")
     columns = [share for share in roles.values() if share.role == "column"]
@@ -235,6 +272,11 @@ def _vocabulary(model: nn.Module, ranks: int) -> Iterator[Share]:
             if module in (embedding, head):
                 yield Share(name, "whole", why="the embedding and the head are one matrix, and one has an adapter")
         return
+    if reader := _reader_of_weights(model, {id(embedding), id(head)}):
+        for name, module in model.named_modules(remove_duplicate=False):
+            if module in (embedding, head):
+                yield Share(name, "whole", why=f"{reader} reads weights, which would be a part of the vocabulary")
+        return
     if isinstance(embedding, nn.Embedding) and id(embedding) in names:
         # Encoders and decoders may have modules of their own around one table.
         around = [
@@ -249,6 +291,22 @@ def _vocabulary(model: nn.Module, ranks: int) -> Iterator[Share]:
             return
     if head is not None and id(head) in names and is_linear(head) and outputs_of(head) >= ranks:
         yield Share(names[id(head)], "head")
+
+
+def _reader_of_weights(model: nn.Module, tables: set[int]) -> str:
+    """The class of a module outside of blocks whose forward, which is none of transformers' or torch's, may compute
+    with a table without calling it: F.linear(hidden, self.embedding.weight). "" if there is none."""
+    blocks = blocks_of(model)
+    for path, module in model.named_modules():
+        inside = any(path == block or path.startswith(f"{block}.") for block in blocks)
+        forward = type(module).forward
+        known = (forward.__module__ or "").startswith(("torch.", "transformers.", "peft.", "zeroth."))
+        if inside or known or id(module) in tables:
+            continue
+        with contextlib.suppress(OSError, TypeError):  # no source
+            if ".weight" in inspect.getsource(forward):
+                return type(module).__name__
+    return ""
 
 
 def _not_shared(embedding: nn.Embedding) -> str:

@@ -40,7 +40,7 @@ class TensorPlan:
 
     shares: tuple[Share, ...]
     attributes: tuple[tuple[str, str, int], ...] = ()
-    """(module, attribute, whole value): counts of heads in modules, which are divided by the ranks"""
+    """(module, attribute, value on a rank): what modules count by themselves, as their heads"""
 
     def text(self, ranks: int) -> str:
         """A table: layers that differ in their number only are one row."""

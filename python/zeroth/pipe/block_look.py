@@ -95,6 +95,8 @@ class _Look:
         self.outside: defaultdict[str, set[int]] = defaultdict(set)
         self._arguments: dict[int, str] = {}
         """names of the storages that the present block was called with"""
+        self._given: set[int] = set()
+        """the same of the block that was called last, also after its call"""
         self._opaque: list[str] = []
         """its arguments that are neither tensors nor plain values"""
         self._results: dict[int, str] = {}
@@ -136,6 +138,7 @@ class _Look:
             name = at if isinstance(at, str) else names[at] if at < len(names) else f"argument {at}"
             self._arguments |= {key: name for key in keys_of(value)}
             self._opaque += [f"{name}, a {type(leaf).__name__}" for leaf in _pytree.tree_leaves(value) if _opaque(leaf)]
+        self._given = set(self._arguments)
         tensors = {at: key_of(value) for at, value in places.items() if isinstance(value, torch.Tensor)}
         if len(self.blocks) == 1:
             self._entry = tensors
@@ -167,8 +170,20 @@ class _Look:
             where=_WHERE,
             which=f"{name}, from {self._named(maker)} to {self._named(self.run.layer)}",
             expected="hidden states only, from each block to the next one",
-            hint="an encoder with a decoder cannot be split; zeroth.pipe.stash() and pop() carry values over layers",
+            hint=self._hint(key, maker),
         )
+
+    def _hint(self, key: int, maker: int) -> str:
+        """For a read of a storage that does not pass. `maker`: the layer that wrote it."""
+        before = len(self.blocks) if len(self.blocks) > 1 else 0
+        if self.inside is None and (key in self._given or maker == before):
+            return (
+                f"the model adds to the output of {self.blocks[-1]} what was there before its call: add it inside of "
+                "the block (return x + f(x)); values of earlier layers go by zeroth.pipe.stash() and pop()"
+            )
+        if len({path.rpartition(".")[0] for path in self.blocks}) > 1:
+            return "an encoder with a decoder cannot be split; zeroth.pipe.stash() and pop() carry values over layers"
+        return "zeroth.pipe.stash() in the layer that has it and pop() in the one that reads it carry it over layers"
 
     def _named(self, layer: int) -> str:
         if layer == 0:

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -21,6 +21,9 @@ from zeroth.pipe.measure import measured
 from zeroth.pipe.module_stages import recomputes_chunks, set_interval, split_of, with_stages
 from zeroth.pipe.partition import partition
 from zeroth.pipe.shared_head import SharedHead, find_head
+
+if TYPE_CHECKING:
+    from zeroth.parallel.verification import Verification
 
 __all__ = ["Pipelined", "pipeline", "pipelined_of"]
 
@@ -44,6 +47,8 @@ class Pipelined:
     """ranks of tp, which have the same values, each send a slice of them to the next stage"""
     units: Mapping[str, nn.Module]
     """by path, as found before parameters were given away"""
+    config: _C.Config
+    """that of an engine that is given no other one"""
     head: SharedHead | None = None
     """the layer whose rows all stages share"""
 
@@ -73,6 +78,7 @@ class Pipelined:
         lines = [
             f"pipeline of {self.mesh.size('pp')} stages, {len(self.stage_of_chunk)} chunks, "
             f"{self.micro_batches} micro-batches a step"
+            + (", inexact: gradients are late" if any(_C.late_of_chunk(self.program)) else "")
         ]
         for stage in range(self.mesh.size("pp")):
             lines.append(f"  stage {stage}: " + "; ".join(_parts(self.chain, self.bounds, self.chunks_of(stage))))
@@ -120,7 +126,7 @@ def pipeline(
 ) -> Pipelined:
     """Cuts a model in place into the stages of the configuration's mesh, zeroth.mesh.pp. zeroth.Engine does it for a
     model that is not cut yet; call it before for a loss function or another cut, or to see it:
-    print(zeroth.pipeline(...)).
+    print(zeroth.pipeline(...)). An engine is given the model, or what is returned here, then with this configuration.
 
     `model`: see chain_of(); the num_stages of a PipelineModule is the configuration's zeroth.mesh.pp. `stages`: how
     many, for a configuration that does not say it; an engine of the model has them too. `split`: see partition(); None:
@@ -206,8 +212,9 @@ def pipeline(
     if head is not None:
         build(chain, len(chain.layers) - 1, len(chain.layers))
         head = find_head(chain, ranks_of_head)  # building makes modules anew
+    verification = None
     if axes["tp"] > 1 or axes["sp"] > 1:
-        _share_layers(chain, settings, world, head)
+        verification = _share_layers(chain, settings, world, head)
     units = _units_with(chain.model, head)
     if head is not None:
         looks_up = stage in {stage_of_chunk[_chunk_of_layer(bounds, layer)] for layer in head.table_layers}
@@ -222,11 +229,14 @@ def pipeline(
         micro_batches=micro_batches,
         sends_slices=keys["scatter"] and axes["tp"] > 1 and settings.norms == "whole",
         units=units,
+        config=settings,
         head=head,
     )
     _give_away(done)
+    if verification is not None:
+        verification.of_stage(mesh)
     object.__setattr__(chain.model, _MARK, done)
-    _boxes.mark(chain.model, _boxes.Split(world, axes, mesh))
+    _boxes.mark(chain.model, _boxes.Split(world, axes, mesh, verification=verification))
     return done
 
 
@@ -261,9 +271,9 @@ def _own_program(text: str, stages: int, micro_batches: int, settings: _C.Config
     return program
 
 
-def _share_layers(chain: Chain, settings: _C.Config, world: _C.World, head: SharedHead | None) -> None:
+def _share_layers(chain: Chain, settings: _C.Config, world: _C.World, head: SharedHead | None) -> "Verification | None":
     """Splits the layers of all stages over tp and sp, but for a head whose rows they share. The model is called with
-    the hooks that do it."""
+    the hooks that do it. Returns what looks at them in their first forward."""
     from zeroth.parallel.parallelize import parallelize  # it needs what this module needs
 
     apart: dict[str, Role] = {} if head is None else dict.fromkeys(head.paths, "whole")
@@ -272,6 +282,7 @@ def _share_layers(chain: Chain, settings: _C.Config, world: _C.World, head: Shar
         chain.forward = lambda model, args, kwargs: model(*args, **kwargs)
     if done.sequence is not None:
         done.sequence.whole = False
+    return done.verification
 
 
 def _units_with(model: nn.Module, head: SharedHead | None) -> dict[str, nn.Module]:

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
-from zeroth import _C, _cast, _names
+from zeroth import _C, _boxes, _cast, _ending, _names
 from zeroth._activations import ActivationOffload
 from zeroth.parallel._refuse import refuse
 from zeroth.pipe.batches import parts_of, take
@@ -40,6 +41,11 @@ class Runner:
         """chunk and micro-batch of each FLUSH of what autograd saved"""
         self._held: dict[tuple[int, int], Held] = {}
         self._batches: list[Any] = []
+        self._earlier: list[Any] = []
+        """copies of those of the steps before, as far as chunks of this stage use late gradients"""
+        late = _C.late_of_chunk(done.program)
+        steps = [late[chunk] for chunk in done.chunks_of(done.stage)] if late else [0]
+        self._most_earlier = done.micro_batches * max(steps)
         self.runs = False
         """a chunk, so a call of the model is the chain's"""
         self._weights: Sequence[float] | None = None
@@ -80,6 +86,11 @@ class Runner:
             assert runner is not None
             runner._move(away, chunk, micro_batch)
 
+        def aged(keep: bool) -> None:
+            runner = me()
+            assert runner is not None
+            runner._age(keep)
+
         own = _names.own_names(done.model)
         units = [
             (own.get(path, path), flag, [own.get(name, name) for name in names]) for path, flag, names in core.units
@@ -98,6 +109,7 @@ class Runner:
             self._tensors,
             head_of_engine(done, units),
             units_of_tables(done, units),
+            aged,
         )
         again = {action for action in self.core.actions if "RECOMPUTE" in action}
         for action in self.core.actions:
@@ -174,7 +186,10 @@ class Runner:
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
-        """Notes on an exception of the model's in which action it was raised. What errors say of other ranks has it."""
+        """Notes on an exception of the model's in which action it was raised. What errors say of other ranks has it.
+
+        The other stages wait for values that this one will not send, also where the script catches the exception: they
+        get it at once. An error in STEP is one of all stages, which nobody waits for."""
         earlier = self.core.failed_action
         try:
             yield
@@ -186,6 +201,9 @@ class Runner:
                 and getattr(error, "code", "") not in ("ABORTED", "MISMATCH", "PEER_LOST", "TIMEOUT")
             ):
                 error.add_note(f"raised in {action}")
+                world = _boxes.world_of(self.done.model)
+                if world is not None and not action.startswith("action STEP "):
+                    _ending.stop(world, error)
             raise
 
     @contextlib.contextmanager
@@ -221,6 +239,14 @@ class Runner:
             inputs, labels = parts_of(batch)
             return _cast.inputs(dtype, inputs), labels
         return _cast.inputs(dtype, batch)
+
+    def _age(self, keep: bool) -> None:
+        """The micro-batches of the step are now those of the step before; or no earlier ones are needed any more."""
+        if not keep:
+            self._earlier.clear()
+        elif self._most_earlier:
+            copies = tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, self._batches)
+            self._earlier = [*self._earlier, *copies][-self._most_earlier :]
 
     def _move(self, away: bool, chunk: int, micro_batch: int) -> None:
         assert self._tensors is not None
@@ -266,7 +292,8 @@ class Runner:
             with saved:
                 if ends and self.done.head is not None:
                     return self._to_head(first, values, micro_batch)
-                result = self.done.chain.run(first, last, values, self._batches[micro_batch])
+                batch = self._batches[micro_batch] if micro_batch >= 0 else self._earlier[micro_batch]
+                result = self.done.chain.run(first, last, values, batch)
         finally:
             self.runs = False
         if not ends:

@@ -50,7 +50,7 @@ at::Tensor join(const at::Tensor& x, std::int64_t dim, const RankGroup& group, c
   std::vector<std::int64_t> slices = sizes_with_own(x, from_0, sizes, group, name, "sizes");
   if (group.size() == 1) return x;
   return apply_linear(x, {.group = group,
-                          .name = name,
+                          .name = with_sizes(name, sizes, "sizes"),
                           .forward = LinearMap::kGather,
                           .backward = backward,
                           .dim = from_0,
@@ -110,7 +110,7 @@ at::Tensor all_to_all(const at::Tensor& x, std::int64_t split_dim, std::int64_t 
   }
   if (group.size() == 1) return x;
   return apply_linear(x, {.group = group,
-                          .name = kCallAllToAll,
+                          .name = with_sizes(kCallAllToAll, concat_sizes, "concat_sizes"),
                           .forward = LinearMap::kExchange,
                           .backward = LinearMap::kExchange,
                           .dim = split,

@@ -25,10 +25,15 @@ constexpr CallName kCallGatheredLinear{.call = "gathered_linear", .number = 14};
 
 /// What a node of autograd keeps beside tensors.
 struct Gathering final : torch::CustomClassHolder {
-  Gathering(RankGroup kept_group, std::int64_t kept_dim, std::vector<std::int64_t> kept_sizes, bool kept_has_grad)
-      : group(std::move(kept_group)), dim(kept_dim), sizes(std::move(kept_sizes)), has_grad(kept_has_grad) {}
+  Gathering(RankGroup kept_group, CallName kept_call, std::int64_t kept_dim, std::vector<std::int64_t> kept_sizes,
+            bool kept_has_grad)
+      : group(std::move(kept_group)),
+        call(kept_call),
+        dim(kept_dim),
+        sizes(std::move(kept_sizes)),
+        has_grad(kept_has_grad) {}
   [[nodiscard]] CallName name(bool is_backward) const {
-    CallName named = kCallGatheredLinear;
+    CallName named = call;
     named.is_backward = is_backward;
     named.has_grad = has_grad && !is_backward;
     return named;
@@ -37,6 +42,7 @@ struct Gathering final : torch::CustomClassHolder {
     return gather_along(x, dim, sizes, group, name(is_backward));
   }
   RankGroup group;
+  CallName call;
   std::int64_t dim;
   std::vector<std::int64_t> sizes;
   bool has_grad;
@@ -96,7 +102,8 @@ at::Tensor gathered_linear(const at::Tensor& x, const at::Tensor& weight, const 
   std::vector<std::int64_t> slices = sizes_with_own(x, from_0, sizes, group, kCallGatheredLinear, "sizes");
   if (group.size() == 1) return at::linear(x, weight, bias);
   const bool has_grad = at::GradMode::is_enabled() && (x.requires_grad() || weight.requires_grad());
-  const auto gathering = c10::make_intrusive<Gathering>(group, from_0, std::move(slices), has_grad);
+  const CallName call = with_sizes(kCallGatheredLinear, sizes, "sizes");
+  const auto gathering = c10::make_intrusive<Gathering>(group, call, from_0, std::move(slices), has_grad);
   const at::Tensor product = GatheredProduct::apply(x, weight, gathering);
   return bias.defined() ? product + bias : product;
 }

@@ -110,8 +110,18 @@ Error named_error(const Error& error, const CallName& name, const std::string& w
   if (error.code() == ErrorCode::kMismatch) {
     context.hint = "all ranks of a group call " + std::string(name.call) +
                    " alike: the same order, dtype, dims and sizes, and requires_grad on all ranks or on none";
+    if (*name.uneven != '\0')
+      context.hint += "; where ranks have slices of different sizes, give " + std::string(name.uneven) + ", one a rank";
   }
   return Error(error.code(), error.message(), std::move(context));
+}
+
+/// Of a call that was not made, because an earlier one had failed with `first`.
+Error earlier_error(const Error& first, const CallName& name, const std::string& what) {
+  ErrorContext context = first.context();
+  context.which = name.text() + " of " + what + ", which was not made";
+  context.hint = "the ranks are at different places since then: leave the loop, and close() what uses the group";
+  return Error(first.code(), "an earlier error has ended the group: " + first.message(), std::move(context));
 }
 
 void run(std::span<const Collective> calls, const RankGroup& group, const CallName& name, const at::Tensor& x) {
@@ -131,12 +141,19 @@ void with_name_of(const RankGroup& group, const CallName& name, const at::Tensor
     call();
     return;
   } catch (const Error& error) {
-    // The verdict about the job names its cause; of other calls it knows what a transport saw, and not the user's call.
-    if (typeid(error) != typeid(Error) && error.code() != ErrorCode::kMismatch) {
-      if (name.is_backward && group.rethrow()) group.rethrow()(error);
-      throw;
+    const std::string what = c10::str(name_of(*dtype_of(x.scalar_type())), " ", x.sizes());
+    if (const std::optional<Error> left = group.left()) {
+      named = earlier_error(*left, name, what);
+    } else {
+      group.leave(error);
+      // The verdict about the job names its cause; of other calls it knows what a transport saw, and not the user's
+      // call.
+      if (typeid(error) != typeid(Error) && error.code() != ErrorCode::kMismatch) {
+        if (name.is_backward && group.rethrow()) group.rethrow()(error);
+        throw;
+      }
+      named = named_error(error, name, what);
     }
-    named = named_error(error, name, c10::str(name_of(*dtype_of(x.scalar_type())), " ", x.sizes()));
   } catch (...) {
     // An exception that is no Error (Ctrl-C in a wait) separates this rank from the others for good: they hear of it.
     group.communicator().backend().abort(

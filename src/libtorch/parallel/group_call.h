@@ -24,8 +24,15 @@ struct CallName {
   std::uint32_t number = 0;                ///< of the call, below 128
   bool is_backward = false;                ///< it carries gradients
   bool has_grad = false;                   ///< a backward will follow, on all ranks or on none
+  const char* uneven = "";                 ///< the argument with the sizes of all slices, which was not given
   [[nodiscard]] std::string text() const;  ///< "all_gather, backward"
 };
+
+/// The call, where `argument` has the sizes of all slices.
+[[nodiscard]] inline CallName with_sizes(CallName name, const SliceSizes& sizes, const char* argument) {
+  if (!sizes) name.uneven = argument;
+  return name;
+}
 
 /// Throws kUsage for `argument` of a call.
 [[noreturn]] void refuse(const RankGroup& group, const CallName& name, std::string_view argument,

@@ -55,6 +55,7 @@ at::Tensor redistribute(const at::Tensor& x, const Sbp& from, const Sbp& to, con
                   .backward = map_of(gradient_of(after, how.gradients), gradient_of(before, how.gradients))};
   if (before.is_split()) {
     call.dim = before.dim();
+    call.name = with_sizes(call.name, how.source_sizes, "source_sizes");
     call.sizes = sizes_with_own(x, call.dim, how.source_sizes, group, kCallRedistribute, "source_sizes");
   }
   if (after.is_split()) {

@@ -34,7 +34,8 @@ Vocabulary vocabulary_of(const Config& config) {
 StepProgram program_of(const Config& config, int world) {
   const StepProgram schedule = make_schedule(config.pipeline.schedule, {.ranks = config.mesh.pp,
                                                                         .micro_batches = micro_steps_of(config, world),
-                                                                        .chunks_per_rank = config.pipeline.chunks});
+                                                                        .chunks_per_rank = config.pipeline.chunks,
+                                                                        .inexact = true});  // its name says so
   const std::string_view unshard = unshard_of(config);
   const bool recomputes = config.pipeline.recomputes_chunks();
   return lower(schedule, {.gathers = unshard == "step"          ? Gathers::kKept
@@ -379,13 +380,34 @@ void LayerStages::require_count(std::size_t count) const {
             .got = std::to_string(count)});
 }
 
+void LayerStages::age(bool keep) {
+  int late = 0;
+  for (const int chunk : program_.chunks_of(ranks_->rank()))
+    late = std::max(late, program_.late[static_cast<std::size_t>(chunk)]);
+  if (!keep) earlier_.clear();
+  if (!keep || late == 0) return;
+  // Copies: loaders fill their memory anew.
+  const auto copied = [](Tensors tensors) {
+    for (at::Tensor& tensor : tensors)
+      if (tensor.defined()) tensor = tensor.clone();
+    return tensors;
+  };
+  for (const MicroBatch& batch : batches_)
+    earlier_.push_back({.inputs = copied(batch.inputs), .targets = copied(batch.targets)});
+  const std::size_t most = static_cast<std::size_t>(late) * static_cast<std::size_t>(program_.micro_batches);
+  if (earlier_.size() > most) earlier_.erase(earlier_.begin(), earlier_.end() - static_cast<std::ptrdiff_t>(most));
+}
+
 ChunkValues LayerStages::forward(int chunk, int micro_batch, ChunkValues inputs) {
-  ZR_CHECK(micro_batch < static_cast<int>(batches_.size()), ErrorCode::kUsage, "a pipeline has no such micro-batch",
+  const int numbers_of_earlier = -static_cast<int>(earlier_.size());
+  ZR_CHECK(micro_batch >= numbers_of_earlier && micro_batch < static_cast<int>(batches_.size()), ErrorCode::kUsage,
+           "a pipeline has no such micro-batch",
            {.where = kStagesWhere,
             .which = "micro-batch " + std::to_string(micro_batch),
             .got = std::to_string(batches_.size()) + " of them",
             .hint = "give() them before the step begins"});
-  const MicroBatch& batch = batches_[static_cast<std::size_t>(micro_batch)];
+  const MicroBatch& batch = micro_batch < 0 ? earlier_[earlier_.size() - static_cast<std::size_t>(-micro_batch)]
+                                            : batches_[static_cast<std::size_t>(micro_batch)];
   Tensors values = chunk == 0 ? batch.inputs : std::move(inputs.tensors);
   const bool ends = chunk + 1 == program_.chunks();
   std::span<const Layer> layers = layers_of_chunk(chunk);
@@ -426,7 +448,7 @@ std::vector<std::shared_ptr<torch::nn::Module>> LayerStages::modules() const {
 std::string LayerStages::describe() const {
   std::string text = "pipeline of " + std::to_string(program_.ranks()) + " stages, " +
                      std::to_string(program_.chunks()) + " chunks, " + std::to_string(program_.micro_batches) +
-                     " micro-batches a step";
+                     " micro-batches a step" + (program_.inexact ? ", inexact: gradients are late" : "");
   for (int stage = 0; stage < program_.ranks(); ++stage) {
     text += "\n  stage " + std::to_string(stage) + ":";
     for (const int chunk : program_.chunks_of(stage)) {

@@ -36,9 +36,11 @@ class LayerStages {
     batches_ = std::move(batches);
     weights_ = std::move(weights);
   }
+  /// PipelineOptions::aged.
+  void age(bool keep);
   /// Throws kMismatch for another number of micro-batches than a step has.
   void require_count(std::size_t count) const;
-  /// The layers of a chunk on a micro-batch.
+  /// The layers of a chunk on a micro-batch; a negative number is of an earlier step, see ChunkForward.
   [[nodiscard]] ChunkValues forward(int chunk, int micro_batch, ChunkValues inputs);
   /// While it is on, what the last layer returns is kept, or of a head that stages share its input, and no loss is
   /// wanted of it.
@@ -95,6 +97,7 @@ class LayerStages {
   std::optional<Communicator> copies_;
   std::map<const at::TensorImpl*, ParameterBox> boxes_;
   std::vector<MicroBatch> batches_;
+  std::vector<MicroBatch> earlier_;  ///< copies of those of the steps before, as far as this stage's chunks are late
   std::vector<double> weights_;
   bool keeps_outputs_ = false;
   Tensors outputs_;

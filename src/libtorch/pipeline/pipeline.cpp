@@ -29,7 +29,8 @@ namespace {
 
 constexpr const char* kWhere = "libtorch.pipeline";
 
-using Key = std::pair<int, int>;  // chunk, micro-batch
+using Key = std::pair<int, int>;            // chunk, micro-batch of the program
+using Held = std::pair<int, std::int64_t>;  // chunk, micro-batch: numbered through all steps where gradients are late
 
 Key key_of(const Action& action) {
   return {action.chunk, action.micro_batch};
@@ -90,6 +91,22 @@ bool runs(const Action& action) {
   }
 }
 
+/// A chunk whose weights have changed since its forward has no graph of it.
+void require_recomputed(const StepProgram& program) {
+  for (const std::vector<Action>& list : program.actions) {
+    for (const Action& action : list) {
+      if (action.kind != ActionKind::kBackward && action.kind != ActionKind::kBackwardInput) continue;
+      const Action again{ActionKind::kRecompute, action.chunk, action.micro_batch};
+      ZR_CHECK(program.lateness(action) == 0 || std::ranges::find(list, again) != list.end(), ErrorCode::kUsage,
+               "a backward is late, and its forward is not computed again",
+               {.where = kWhere,
+                .which = to_text(action) + " of " + program.schedule,
+                .expected = to_text(again) + " before it",
+                .hint = "parameters have changed since, so that graphs of then are no more"});
+    }
+  }
+}
+
 bool is_last_of_backward(ActionKind kind) {
   return kind == ActionKind::kBackward || kind == ActionKind::kBackwardWeight;
 }
@@ -112,7 +129,7 @@ void require_runnable(const StepProgram& program, int stages, int micro_batches)
   for (const std::vector<Action>& list : program.actions) {
     const auto other = std::ranges::find_if_not(list, runs);
     ZR_CHECK(
-        other == list.end() && !program.inexact, ErrorCode::kUsage,
+        other == list.end() && program.inexact != program.late.empty(), ErrorCode::kUsage,
         "the program can be read and simulated, and not run yet",
         {.where = kWhere,
          .which = other == list.end() ? program.schedule + ", which is inexact" : to_text(*other),
@@ -122,7 +139,11 @@ void require_runnable(const StepProgram& program, int stages, int micro_batches)
     ZR_CHECK(!list.empty() && list.back().kind == ActionKind::kStep, ErrorCode::kUsage,
              "the program does not update the parameters",
              {.where = kWhere, .which = program.schedule, .expected = "STEP as the last action of every stage"});
+    ZR_CHECK(std::ranges::count(list, ActionKind::kStep, &Action::kind) == 1, ErrorCode::kUsage,
+             "the program updates the parameters more than once",
+             {.where = kWhere, .which = program.schedule, .expected = "one STEP"});
   }
+  require_recomputed(program);
 }
 
 class Pipeline::Impl {
@@ -148,19 +169,25 @@ class Pipeline::Impl {
     for (const Action& action : actions())
       if (action.kind == ActionKind::kRecompute) recomputed_.insert(key_of(action));
     require_places();
+    loads_ = runtime_->loads();
+    if (is_late()) require_late_fits();
+    if (is_late() && runtime_->core().rank() == 0) tell_of_late();
   }
 
   void begin() {
     ZR_CHECK(!running_, ErrorCode::kUsage, "a step of the pipeline is under way",
              {.where = kWhere, .hint = "end() it"});
     // The messages of the rest of that step are lost, or still come.
-    ZR_CHECK(failed_.empty(), ErrorCode::kUsage, "an earlier step of the pipeline was left before its end",
-             {.where = kWhere,
-              .who = own_name(),
-              .which = failed_,
-              .expected = "all actions of a step",
-              .hint = "close() the engine and go on from a checkpoint: the other stages have run another part of it"});
+    ZR_CHECK(
+        failed_.empty(), ErrorCode::kUsage, "an earlier step of the pipeline was left before its end",
+        {.where = kWhere,
+         .who = own_name(),
+         .which = failed_,
+         .expected = "all actions of a step",
+         .hint = "make another engine, and go on from a checkpoint: the other stages have run another part of it"});
+    if (is_late() && std::exchange(loads_, runtime_->loads()) != runtime_->loads()) begin_anew("a load");
     running_ = true;
+    ran_backward_ = false;
     links_.begin_step(++step_, digest_, {.micro_batches = options_.program.micro_batches});
     result_.reset();
     losses_ = 0.0;
@@ -189,6 +216,7 @@ class Pipeline::Impl {
   [[nodiscard]] const std::string& failed_action() const { return failed_; }
 
   void execute(const Action& action) {
+    if (!is_due(action)) return;
     if (is_vocabulary(action.kind)) return head_->run(action, part_of(action));
     switch (action.kind) {
       case ActionKind::kForward:
@@ -208,9 +236,9 @@ class Pipeline::Impl {
         return send(action, stage_of(action.chunk - 1),
                     {.is_gradient = true, .chunk = action.chunk - 1, .micro_batch = action.micro_batch});
       case ActionKind::kRecvForward:
-        return receive(stage_of(action.chunk - 1), {.chunk = action.chunk, .micro_batch = action.micro_batch});
+        return receive(action, stage_of(action.chunk - 1), {.chunk = action.chunk, .micro_batch = action.micro_batch});
       case ActionKind::kRecvBackward:
-        return receive(stage_of(action.chunk + 1),
+        return receive(action, stage_of(action.chunk + 1),
                        {.is_gradient = true, .chunk = action.chunk, .micro_batch = action.micro_batch});
       case ActionKind::kUnshard:  // else the layers gather their units, one after the other
         if (!keeps_parameters_) return;
@@ -224,6 +252,7 @@ class Pipeline::Impl {
         return;
       case ActionKind::kStep:
         links_.settle();
+        if (is_late() && !ran_backward_) take_no_part();
         result_ = runtime_->step_all();
         return;
       case ActionKind::kReduce:
@@ -237,6 +266,7 @@ class Pipeline::Impl {
   Result end() {
     links_.settle();
     leave();
+    if (is_late()) age();
     return {.step = result_.value_or(StepResult{}), .loss = mean_loss(options_.program.micro_batches)};
   }
 
@@ -391,7 +421,7 @@ class Pipeline::Impl {
 
   void forward(const Action& action) {
     SentValues given;
-    if (action.chunk > 0) given = take(values_, key_of(action));
+    if (action.chunk > 0) given = take(values_, held_key(action));
     const bool trains = at::GradMode::is_enabled() && !evaluates_;
     if (!trains || !recomputed_.contains(key_of(action))) {
       Ran ran = run_chunk(action, std::move(given), options_.forward);
@@ -407,11 +437,11 @@ class Pipeline::Impl {
     kept.ran(buffers);
     kept_bytes_ += kept.bytes();
     report_.kept_peak_bytes = std::max(report_.kept_peak_bytes, kept_bytes_);
-    kept_.insert_or_assign(key_of(action), std::move(kept));
+    kept_.insert_or_assign(held_key(action), std::move(kept));
   }
 
   void recompute(const Action& action) {
-    const KeptForward kept = std::move(kept_.extract(key_of(action)).mapped());
+    const KeptForward kept = std::move(kept_.extract(held_key(action)).mapped());
     kept_bytes_ -= kept.bytes();
     kept.again(buffers_of(action.chunk),
                [&] { hold(action, run_chunk(action, kept.inputs(), options_.forward).flight); });
@@ -419,7 +449,7 @@ class Pipeline::Impl {
   }
 
   void move(const Action& action) {
-    const auto found = kept_.find(key_of(action));
+    const auto found = kept_.find(held_key(action));
     if (found == kept_.end()) return options_.move(action);
     KeptForward& kept = found->second;
     kept_bytes_ -= kept.bytes();
@@ -430,6 +460,71 @@ class Pipeline::Impl {
     }
     kept_bytes_ += kept.bytes();
     report_.kept_peak_bytes = std::max(report_.kept_peak_bytes, kept_bytes_);
+  }
+
+  [[nodiscard]] bool is_late() const { return !options_.program.late.empty(); }
+
+  /// Steps since the first one that counts; negative for an action whose micro-batch was in none of them.
+  [[nodiscard]] std::int64_t step_of(const Action& action) const {
+    return late_steps_ - options_.program.lateness(action);
+  }
+  /// What is late is not there in the first steps.
+  [[nodiscard]] bool is_due(const Action& action) const { return !is_late() || step_of(action) >= 0; }
+
+  [[nodiscard]] Held held_key(const Action& action) const {
+    if (!is_late()) return {action.chunk, action.micro_batch};
+    return {action.chunk, step_of(action) * options_.program.micro_batches + action.micro_batch};
+  }
+
+  void require_late_fits() const {
+    ZR_CHECK(!runtime_->core().settings().update.delayed_after, ErrorCode::kConfig,
+             "updates are delayed, and gradients are late already",
+             {.where = kWhere,
+              .which = "/zeroth/update/delayed_after with schedule " + options_.program.schedule,
+              .expected = "one of the two",
+              .hint = "leave delayed_after out"});
+    const std::string rule = runtime_->config().optimizer.rule();
+    ZR_CHECK(!rule.starts_with("OneBit") && rule != "ZeroOneAdam", ErrorCode::kConfig,
+             "ranks exchange messages in the place of gradients, and those of late stages are not there at first",
+             {.where = kWhere,
+              .which = "/optimizer/type " + rule + " with schedule " + options_.program.schedule,
+              .expected = "an optimizer that takes sums of gradients",
+              .hint = "another optimizer, or another zeroth.pipeline.schedule"});
+  }
+
+  void tell_of_late() const {
+    std::string steps;
+    for (const int late : options_.program.late) steps += (steps.empty() ? "" : ", ") + std::to_string(late);
+    runtime_->log().progress("the run is inexact: pipeline schedule " + options_.program.schedule +
+                             ", gradients of chunks are late by " + steps +
+                             " steps; checkpoints do not have those that are under way");
+  }
+
+  /// A step in which no backward is due on this rank: it contributes nothing.
+  void take_no_part() {
+    runtime_->core().begin_part({.micro_step = options_.program.micro_batches - 1});
+    const std::uint64_t seen = runtime_->open_backward_of_part();
+    runtime_->close_backward(seen);
+  }
+
+  /// At the end of a step.
+  void age() {
+    if (result_ && !result_->committed) return begin_anew("a step that was skipped");
+    ++late_steps_;
+    if (options_.aged) options_.aged(true);
+  }
+
+  void begin_anew(const char* after) {
+    const bool any = late_steps_ > 0 || !kept_.empty();
+    kept_.clear();
+    kept_bytes_ = 0;
+    gradients_.clear();
+    late_steps_ = 0;
+    if (options_.aged) options_.aged(false);
+    if (!any) return;
+    ++report_.begun_anew;
+    if (runtime_->core().rank() == 0)
+      runtime_->log().progress(std::string("late gradients are forgotten after ") + after + ": they begin anew");
   }
 
   [[nodiscard]] Buffers buffers_of(int chunk) const {
@@ -453,7 +548,8 @@ class Pipeline::Impl {
       // Blocks have hooks of their own; what they leave is the root unit's.
       const bool uses_root = std::ranges::find(units_of(action.chunk), 0) != units_of(action.chunk).end();
       UnitScope scope(uses_root ? runtime_ : nullptr, 0);
-      ran.outputs = run(action.chunk, action.micro_batch,
+      const int earlier = options_.program.lateness(action) * options_.program.micro_batches;
+      ran.outputs = run(action.chunk, action.micro_batch - earlier,
                         {.tensors = std::move(given.tensors), .structure = std::move(given.structure)});
       scope.finish(ran.outputs.tensors);
     }
@@ -480,25 +576,26 @@ class Pipeline::Impl {
       next.has_gradient.push_back(tensor.defined() && tensor.requires_grad());
       next.tensors.push_back(tensor.defined() ? tensor.detach() : tensor);
     }
-    put_next({action.chunk + 1, action.micro_batch}, stage_of(action.chunk + 1), std::move(next), values_,
-             sent_values_);
+    const Held to{action.chunk + 1, held_key(action).second};
+    (is_here(to.first) ? values_ : sent_values_).insert_or_assign(to, std::move(next));
   }
 
   /// Until its backward.
   void hold(const Action& action, InFlight flight) {
-    flights_.insert_or_assign(key_of(action), std::move(flight));
+    flights_.insert_or_assign(held_key(action), std::move(flight));
     report_.live_peak = std::max(report_.live_peak, static_cast<int>(flights_.size()));
   }
 
   void backward(const Action& action) {
-    const Key key = key_of(action);
+    const Held key = held_key(action);
+    ran_backward_ = true;
     InFlight& flight = flights_.at(key);
     std::vector<at::Tensor> gradients;
     if (action.kind != ActionKind::kBackwardWeight) {
       if (is_last(action.chunk)) {
         gradients = head_ ? std::vector{head_->input_gradient(action.micro_batch)} : flight.loss;
       } else {
-        gradients = take(gradients_, key).tensors;
+        gradients = in_scale_of_now(take(gradients_, key));
       }
     }
     zeroth::Engine& core = runtime_->core();
@@ -526,8 +623,12 @@ class Pipeline::Impl {
     if (action.kind != ActionKind::kBackwardWeight && action.chunk > 0) {
       SentValues back{.tensors = flight.graph.take_input_gradients()};
       back.has_gradient.assign(back.tensors.size(), false);
-      put_next({action.chunk - 1, action.micro_batch}, stage_of(action.chunk - 1), std::move(back), gradients_,
-               sent_gradients_);
+      const Held to{action.chunk - 1, key.second};
+      if (is_here(to.first)) {
+        put_gradient(to, std::move(back));
+      } else {
+        sent_gradients_.insert_or_assign(to, std::move(back));
+      }
     }
     if (!is_last_of_backward(action.kind)) return;
     report_.weights_deferred += flight.graph.deferred();
@@ -535,43 +636,62 @@ class Pipeline::Impl {
     flights_.erase(key);
   }
 
-  /// To a chunk of this rank, or to what a send will take.
-  void put_next(const Key& to, int stage, SentValues values, std::map<Key, SentValues>& here,
-                std::map<Key, SentValues>& away) const {
-    (stage == stages_.rank() ? here : away).insert_or_assign(to, std::move(values));
+  [[nodiscard]] bool is_here(int chunk) const { return stage_of(chunk) == stages_.rank(); }
+
+  struct GivenGradient {
+    SentValues values{};
+    double scale = 1.0;  ///< the loss scale that it has
+  };
+
+  void put_gradient(const Held& to, SentValues values) {
+    gradients_.insert_or_assign(to, GivenGradient{std::move(values), runtime_->scale_inside()});
   }
 
-  static SentValues take(std::map<Key, SentValues>& from, const Key& key) {
+  /// The scale may have grown since a late gradient came.
+  [[nodiscard]] std::vector<at::Tensor> in_scale_of_now(GivenGradient given) const {
+    const double factor = runtime_->scale_inside() / given.scale;
+    if (factor == 1.0) return std::move(given.values.tensors);
+    const at::NoGradGuard no_grad;
+    for (at::Tensor& tensor : given.values.tensors)
+      if (tensor.defined()) tensor = tensor.mul(factor);
+    return std::move(given.values.tensors);
+  }
+
+  template <class Values>
+  static Values take(std::map<Held, Values>& from, const Held& key) {
     const auto found = from.find(key);
     ZR_CHECK(found != from.end(), ErrorCode::kInternal, "values that a chunk needs are not there",
              {.where = kWhere,
               .which = "chunk " + std::to_string(key.first) + ", micro-batch " + std::to_string(key.second)});
-    SentValues values = std::move(found->second);
+    Values values = std::move(found->second);
     from.erase(found);
     return values;
   }
 
   void send(const Action& action, int to, const Parcel& parcel) {
-    (void)action;
-    links_.send(to, parcel,
-                take(parcel.is_gradient ? sent_gradients_ : sent_values_, {parcel.chunk, parcel.micro_batch}));
+    auto& sent = parcel.is_gradient ? sent_gradients_ : sent_values_;
+    links_.send(to, parcel, take(sent, {parcel.chunk, held_key(action).second}));
   }
 
-  void receive(int from, const Parcel& parcel) {
-    (parcel.is_gradient ? gradients_ : values_)
-        .insert_or_assign({parcel.chunk, parcel.micro_batch}, links_.receive(from, parcel));
+  void receive(const Action& action, int from, const Parcel& parcel) {
+    SentValues values = links_.receive(from, parcel);
+    const Held to = held_key(action);
+    if (parcel.is_gradient) return put_gradient(to, std::move(values));
+    values_.insert_or_assign(to, std::move(values));
   }
 
   static void require_loss(const ChunkValues& outputs, const Action& action) {
-    ZR_CHECK(!outputs.tensors.empty() && outputs.tensors[0].defined() && outputs.tensors[0].numel() == 1,
-             ErrorCode::kModel, "the last chunk of a pipeline gives no loss",
-             {.where = kWhere,
-              .which = to_text(action),
-              .expected = "a tensor of one element",
-              .got = outputs.tensors.empty() || !outputs.tensors[0].defined()
-                         ? "no tensor"
-                         : outputs.tensors[0].toString() + " " + c10::str(outputs.tensors[0].sizes()),
-              .hint = "give the model labels, or a loss_fn to zeroth.pipeline()"});
+    ZR_CHECK(
+        !outputs.tensors.empty() && outputs.tensors[0].defined() && outputs.tensors[0].numel() == 1, ErrorCode::kModel,
+        "the last chunk of a pipeline gives no loss",
+        {.where = kWhere,
+         .which = to_text(action),
+         .expected = "a tensor of one element",
+         .got = outputs.tensors.empty() || !outputs.tensors[0].defined()
+                    ? "no tensor"
+                    : outputs.tensors[0].toString() + " " + c10::str(outputs.tensors[0].sizes()),
+         .hint =
+             "the last layer returns the loss; in Python give the model labels, or a loss_fn to zeroth.pipeline()"});
   }
 
   [[nodiscard]] at::Tensor first_gradient(const at::Tensor& loss) const {
@@ -624,14 +744,17 @@ class Pipeline::Impl {
   std::string failed_;                              ///< the action that threw, so that no step follows; "": none
   std::map<Key, std::vector<int>> completed_in_;    ///< units that no later backward of the micro-batch is of
   std::map<Key, std::vector<int>> last_backwards_;  ///< of these, units that no later one of the step is of
-  std::map<Key, InFlight> flights_;
-  std::set<Key> recomputed_;         ///< by the program
-  std::map<Key, KeptForward> kept_;  ///< between F and RECOMPUTE
+  std::int64_t late_steps_ = 0;                     ///< since late gradients began; see [Note: Late gradients]
+  std::uint64_t loads_ = 0;                         ///< Runtime::loads() of then
+  bool ran_backward_ = false;                       ///< in this step
+  std::map<Held, InFlight> flights_;
+  std::set<Key> recomputed_;          ///< by the program
+  std::map<Held, KeptForward> kept_;  ///< between F and RECOMPUTE
   std::size_t kept_bytes_ = 0;
-  std::map<Key, SentValues> values_;       ///< inputs of this rank's chunks
-  std::map<Key, SentValues> gradients_;    ///< of outputs of this rank's chunks
-  std::map<Key, SentValues> sent_values_;  ///< computed here, for other ranks
-  std::map<Key, SentValues> sent_gradients_;
+  std::map<Held, SentValues> values_;        ///< inputs of this rank's chunks
+  std::map<Held, GivenGradient> gradients_;  ///< of outputs of this rank's chunks
+  std::map<Held, SentValues> sent_values_;   ///< computed here, for other ranks
+  std::map<Held, SentValues> sent_gradients_;
   std::optional<StepResult> result_;
   double losses_ = 0.0;
   PipelineReport report_;

@@ -49,6 +49,7 @@ PipelineEngine::PipelineEngine(std::shared_ptr<LayerStages> stages, std::shared_
                             return stages->forward(chunk, micro_batch, std::move(inputs));
                           },
                       .buffers = [stages = stages_](int chunk) { return stages->buffers_of(chunk); },
+                      .aged = [stages = stages_](bool keep) { stages->age(keep); },
                       .saved = saved_tensors_of(*runtime()),
                       .buffer_owners = stages_->buffer_owners(*model),
                       .copies = stages_->copies(),
@@ -115,6 +116,19 @@ void PipelineEngine::give(std::vector<MicroBatch> micro_batches) {
 }
 
 void PipelineEngine::give_stages(std::vector<MicroBatch> micro_batches, std::vector<double> weights) {
+  if (compares_batches()) {
+    std::vector<NamedTensor> tensors;
+    for (std::size_t number = 0; number < micro_batches.size(); ++number) {
+      const std::string of = " of micro-batch " + std::to_string(number);
+      const auto add = [&](const char* what, const Tensors& values) {
+        for (std::size_t index = 0; index < values.size(); ++index)
+          tensors.emplace_back(what + std::to_string(index) + of, values[index]);
+      };
+      add("input ", micro_batches[number].inputs);
+      add("target ", micro_batches[number].targets);
+    }
+    require_same_batch(tensors);
+  }
   for (MicroBatch& batch : micro_batches) {
     for (at::Tensor& input : batch.inputs) input = cast_input(std::move(input));
   }

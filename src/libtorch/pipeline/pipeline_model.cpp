@@ -102,7 +102,7 @@ Layer cross_entropy_head(std::string name, Unit<torch::nn::Linear> head, std::in
       .weight = linear.weight, .bias = linear.bias, .ignore_index = ignore_index, .sequence = std::move(sequence)};
   Layer made{.name = name, .modules = {head.ptr()}, .head = own};
   made.forward = [name, head, own](const Tensors& values, const MicroBatch& batch) mutable {
-    detail::require_values(name, 1, values.size());
+    detail::require_values(name, "1", values.size() == 1, values.size());
     return end_of_head(name, own, head->forward(values[0]), batch);
   };
   return made;

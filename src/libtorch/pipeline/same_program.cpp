@@ -28,6 +28,12 @@ std::string chunks_text(const StepProgram& program) {
   return text;
 }
 
+std::string late_text(const StepProgram& program) {
+  std::string text;
+  for (const int steps : program.late) text += (text.empty() ? "" : ", ") + std::to_string(steps);
+  return text.empty() ? "not late" : text + " steps";
+}
+
 Difference difference_of(const StepProgram& usual, const StepProgram& odd) {
   if (usual.schedule != odd.schedule) return {"the schedule", usual.schedule, odd.schedule};
   if (usual.micro_batches != odd.micro_batches)
@@ -41,6 +47,7 @@ Difference difference_of(const StepProgram& usual, const StepProgram& odd) {
     return {"action " + std::to_string(one - first.begin()) + " of stage " + std::to_string(stage),
             one == first.end() ? "no more" : to_text(*one), other == second.end() ? "no more" : to_text(*other)};
   }
+  if (usual.late != odd.late) return {"how late gradients are", late_text(usual), late_text(odd)};
   return {"the program", usual.inexact ? "inexact" : "exact", odd.inexact ? "inexact" : "exact"};
 }
 
