@@ -201,6 +201,13 @@ RUNS = [
         on_demand=True,
     ),
     Run(
+        name="links-to-loss",
+        command="{python} {root}/benchmarks/links/to_loss.py --build {build} --python {python}",
+        quick="--steps 60 --freeze 10 --gbit 1 --lr 1e-3 --rounds 1",
+        minutes=45,
+        on_demand=True,
+    ),
+    Run(
         name="watch",
         command="{build}/benchmarks/watch_bench",
         quick="--rounds 3",
@@ -265,6 +272,7 @@ RUNS = [
         quick="--params 8388608 --turns 1 --steps 2",
         minutes=1.5,
     ),
+    Run(name="compress", command="{build}/benchmarks/compress_bench", quick="--seconds 0.02", minutes=1),
     Run(name="memory-copies", command="{build}/benchmarks/memory_bench", quick="--seconds 0.02", minutes=1),
 ]
 
