@@ -4,10 +4,14 @@
 
 #include <kernels/bucket/bucket_cuda.h>
 #include <kernels/cast/cast_cuda.h>
+#include <kernels/lamb/lamb_cuda.h>
+#include <kernels/lion/lion_cuda.h>
 #include <kernels/norm/norm_cuda.h>
+#include <kernels/quant/quant_cuda.h>
 #include <kernels/reduce/reduce_cuda.h>
 #include <kernels/rows/rows_cuda.h>
 #include <kernels/sgd/sgd_cuda.h>
+#include <kernels/signs/signs_cuda.h>
 
 #include <gtest/gtest.h>
 
@@ -27,6 +31,10 @@ struct Entries {
     return load_entry<Entry>(name);
   }
   decltype(zeroth_cuda_sgd)* sgd = load<decltype(zeroth_cuda_sgd)>("zeroth_cuda_sgd");
+  decltype(zeroth_cuda_lion)* lion = load<decltype(zeroth_cuda_lion)>("zeroth_cuda_lion");
+  decltype(zeroth_cuda_lamb_measure)* lamb_measure =
+      load<decltype(zeroth_cuda_lamb_measure)>("zeroth_cuda_lamb_measure");
+  decltype(zeroth_cuda_lamb_apply)* lamb_apply = load<decltype(zeroth_cuda_lamb_apply)>("zeroth_cuda_lamb_apply");
   decltype(zeroth_cuda_cast)* cast = load<decltype(zeroth_cuda_cast)>("zeroth_cuda_cast");
   decltype(zeroth_cuda_bucket)* bucket = load<decltype(zeroth_cuda_bucket)>("zeroth_cuda_bucket");
   decltype(zeroth_cuda_fill_zero)* fill_zero = load<decltype(zeroth_cuda_fill_zero)>("zeroth_cuda_fill_zero");
@@ -38,6 +46,12 @@ struct Entries {
   decltype(zeroth_cuda_extreme_sources_workspace)* extreme_workspace =
       load<decltype(zeroth_cuda_extreme_sources_workspace)>("zeroth_cuda_extreme_sources_workspace");
   decltype(zeroth_cuda_gather_rows)* gather_rows = load<decltype(zeroth_cuda_gather_rows)>("zeroth_cuda_gather_rows");
+  decltype(zeroth_cuda_sign_message)* sign_message =
+      load<decltype(zeroth_cuda_sign_message)>("zeroth_cuda_sign_message");
+  decltype(zeroth_cuda_quantize)* quantize = load<decltype(zeroth_cuda_quantize)>("zeroth_cuda_quantize");
+  decltype(zeroth_cuda_dequantize)* dequantize = load<decltype(zeroth_cuda_dequantize)>("zeroth_cuda_dequantize");
+  decltype(zeroth_cuda_sign_pack)* sign_pack = load<decltype(zeroth_cuda_sign_pack)>("zeroth_cuda_sign_pack");
+  decltype(zeroth_cuda_sign_sum)* sign_sum = load<decltype(zeroth_cuda_sign_sum)>("zeroth_cuda_sign_sum");
   decltype(zeroth_cuda_norm_blocks)* norm = load<decltype(zeroth_cuda_norm_blocks)>("zeroth_cuda_norm_blocks");
 };
 
@@ -54,6 +68,15 @@ class DeviceMachine {
 
   bool sgd(const SgdArgs& args) {
     return run([&] { return entries_.sgd(&args, stream_); });
+  }
+  bool lion(const LionArgs& args) {
+    return run([&] { return entries_.lion(&args, stream_); });
+  }
+  bool lamb_measure(const LambArgs& args) {
+    return run([&] { return entries_.lamb_measure(&args, stream_); });
+  }
+  bool lamb_apply(const LambArgs& args) {
+    return run([&] { return entries_.lamb_apply(&args, stream_); });
   }
   bool cast(const detail::CastArgs& args) {
     return run([&] { return entries_.cast(&args, stream_); });
@@ -74,6 +97,21 @@ class DeviceMachine {
   }
   bool norm(const void* src, DType dtype, std::int64_t n, double* sums) {
     return run([&] { return entries_.norm(src, dtype, n, sums, stream_); });
+  }
+  bool quantize(const QuantizeArgs& args) {
+    return run([&] { return entries_.quantize(&args, stream_); });
+  }
+  bool dequantize(const DequantizeArgs& args) {
+    return run([&] { return entries_.dequantize(&args, stream_); });
+  }
+  bool sign_message(const SignMessageArgs& args) {
+    return run([&] { return entries_.sign_message(&args, stream_); });
+  }
+  bool sign_pack(const SignPackArgs& args) {
+    return run([&] { return entries_.sign_pack(&args, stream_); });
+  }
+  bool sign_sum(const SignSumArgs& args) {
+    return run([&] { return entries_.sign_sum(&args, stream_); });
   }
 
  private:
@@ -262,6 +300,51 @@ TEST(RowsOnDevice, ComeFromMemoryOfTheHost) {
   cudaFreeHost(pinned);
 }
 
+TYPED_TEST(SgdOnDevice, OfLambGivesTheBitsOfTheCpu) {
+  for (const LambForm form : kLambForms) {
+    for (const Storage storage : kStorages)
+      this->on_ranges(
+          [&](auto& machine, const Range& range) { return lamb_matches<TypeParam>(machine, form, storage, range); });
+  }
+}
+
+TYPED_TEST(SgdOnDevice, OfLionGivesTheBitsOfTheCpu) {
+  for (const Storage storage : kStorages) {
+    const LionHyper hyper{.lr = 0.03, .weight_decay = 0.1, .factor = 1.0 / 6.0};
+    this->on_ranges(
+        [&](auto& machine, const Range& range) { return lion_matches<TypeParam>(machine, hyper, storage, range); });
+  }
+}
+
+template <class T>
+using SignsOnDevice = KernelsOnDevice<T>;
+TYPED_TEST_SUITE(SignsOnDevice, StateTypes);
+
+TYPED_TEST(SignsOnDevice, GiveTheBitsOfTheCpu) {
+  using T = TypeParam;
+  for (const bool with_momentum : {false, true}) {
+    this->on_ranges(
+        [&](auto& machine, const Range& range) { return sign_message_matches<T, T>(machine, with_momentum, range); });
+  }
+  this->on_ranges([](auto& machine, const Range& range) { return sign_pack_matches<T>(machine, range); });
+  for (const SumError where : {SumError::kNone, SumError::kBeside, SumError::kInPlace}) {
+    this->on_ranges([&](auto& machine, const Range& range) { return sign_sum_matches<T>(machine, 3, where, range); });
+  }
+  this->on_ranges(
+      [](auto& machine, const Range& range) { return sign_sum_matches<T>(machine, 131, SumError::kBeside, range); });
+}
+
+using CodesOnDevice = KernelsOnDevice<float>;
+
+TEST_F(CodesOnDevice, GiveTheBitsOfTheCpu) {
+  for (const CodeCase& c : code_cases()) {
+    on_ranges([&](auto& machine, const Range& range) { return quantize_matches<float>(machine, c, range); });
+    on_ranges([&](auto& machine, const Range& range) { return quantize_matches<BFloat16>(machine, c, range); });
+    on_ranges([&](auto& machine, const Range& range) { return dequantize_matches<Float16>(machine, c, 1, range); });
+    on_ranges([&](auto& machine, const Range& range) { return dequantize_matches<float>(machine, c, 131, range); });
+  }
+}
+
 // Needs no device: nothing is launched.
 TEST(KernelsModule, LoadsAndRefusesWhatItCannotDo) {
   const Entries entries;
@@ -269,11 +352,19 @@ TEST(KernelsModule, LoadsAndRefusesWhatItCannotDo) {
   float value = 0;
   const std::vector<const void*> sources(129, &value);
   EXPECT_EQ(entries.sgd(nullptr, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(entries.lion(nullptr, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(entries.lamb_measure(nullptr, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(entries.lamb_apply(nullptr, nullptr), cudaErrorInvalidValue);
   EXPECT_EQ(entries.cast(nullptr, nullptr), cudaErrorInvalidValue);
   EXPECT_EQ(entries.gather_rows(nullptr, nullptr), cudaErrorInvalidValue);
   EXPECT_EQ(entries.bucket(nullptr, &count, nullptr), cudaErrorInvalidValue);
   EXPECT_EQ(entries.sum(nullptr, nullptr, nullptr), cudaErrorInvalidValue);
   EXPECT_EQ(entries.extreme(nullptr, nullptr, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(entries.sign_message(nullptr, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(entries.sign_pack(nullptr, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(entries.quantize(nullptr, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(entries.dequantize(nullptr, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(entries.sign_sum(nullptr, nullptr), cudaErrorInvalidValue);
   EXPECT_EQ(entries.sum_workspace(nullptr), 0);
   EXPECT_EQ(entries.extreme_workspace(nullptr), 0);
 

@@ -7,6 +7,7 @@ Rules, each named in its messages:
   link     a relative link leads to a file or folder that is there, and its #anchor to a heading of it
   path     a `path/in/backticks` that begins like a path of the repository is there; `*` may stand for a part of a name
   proof    a `path: name in backticks` names what is in that file, a test for one
+  twice    no row of a table that names its test stands twice in a page
   short    a how-to page has fewer than 40 lines
   machine  no line names a path of somebody's machine
   fence    code fences are closed
@@ -34,9 +35,10 @@ TOP_LEVEL = (
 MACHINE = re.compile(r"(?<![\w./<>-])/(?:home|root|work|Users|mnt|media|opt|srv|tmp|usr|var)(?:/|\b)")
 # Files that a how-to page tells its reader to write.
 TO_BE_WRITTEN = {
-    "docs/how-to-add-an-optimizer.md": {"src/optim/lion.cpp", "csrc/kernels/lion/"},
+    "docs/how-to-add-an-optimizer.md": {"src/optim/signum.cpp"},
     "docs/how-to-add-a-backend.md": {"src/comm/decorators/traced_backend.cpp"},
     "docs/how-to-add-a-kernel.md": {"csrc/kernels/scale/scale_math.h"},
+    "docs/how-to-add-a-reduction.md": {"src/zero/reductions/rounded.cpp"},
     "docs/how-to-add-a-schedule.md": {"src/program/schedules/breadth_first.cpp"},
 }
 
@@ -75,6 +77,10 @@ COMMANDS = {
     "zeroth-run -n 2 -m package.train --lr 1e-3": (
         "tests/process/launcher/command_line_test.cpp",
         '"-m", "package.train"',
+    ),
+    "zeroth-run --sites 3 -n 6 --max-restarts 2 train.py": (
+        "tests/process/sites_test.cpp",
+        '"--sites", "3", "-n", "6"',
     ),
     "zeroth-run --hostfile hosts --dry-run train.py": (
         "tests/process/launcher/hosts_test.cpp",
@@ -191,6 +197,14 @@ COMMANDS = {
         "tests/mutations/mutations_test.py",
         'Guard(fault="leaked_buffer", target="toy_engine_test"',
     ),
+    **dict.fromkeys(
+        [
+            "cmake --preset release",
+            "cmake --build build/release --target zeroth_package",
+            "cmake --install build/release --prefix PREFIX",
+        ],
+        ("tests/package/package_test.sh", 'cmake --install "$build" --prefix "$work/prefix"'),
+    ),
     "pip install .": ("tests/python/wheel_test.py", "def test_it_installs_beside_torch_alone"),
 }
 # Folders of the files that include blocks: #include "docs/page-1.cpp", include(${BLOCKS}/docs/page-1.cmake).
@@ -248,9 +262,14 @@ class Checker:
             for place in MACHINE.findall(line):
                 self.report(page, number, "machine", f"names {place}")
         self.links[page] = {target for line, link in links_of(text) if (target := self.resolve(page, line, link))}
+        rows: set[str] = set()
         for number, line in enumerate(without_fences(text).split("\n"), 1):
+            if line.startswith("| ") and "`tests/" in line:
+                if line in rows:
+                    self.report(page, number, "twice", f"a row stands above already: {line[:60]}")
+                rows.add(line)
             for code in re.findall(r"`([^`]+)`", line):
-                if proof := re.fullmatch(r"(tests/[\w./-]+): (\w+)", code):
+                if proof := re.fullmatch(r"(tests/[\w./-]+): (.+)", code):
                     self.check_proof(page, number, *proof.groups())
                 else:
                     self.check_path(page, number, code)
@@ -303,7 +322,7 @@ class Checker:
 
     def check_proof(self, page: str, line: int, path: str, name: str) -> None:
         file = self.root / path
-        if not file.is_file() or not re.search(rf"\b{name}\b", file.read_text(encoding="utf-8")):
+        if not file.is_file() or not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", file.read_text(encoding="utf-8")):
             self.report(page, line, "proof", f"{path} has no {name}")
 
     def check_reach(self, pages: list[str]) -> None:

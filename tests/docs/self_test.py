@@ -57,6 +57,13 @@ class CheckDocs(unittest.TestCase):
         self.assertEqual(self.violations(self.added("`tests/it_test.py: make`\n")), [])
         self.expect(self.added("`tests/it_test.py: mak`\n"), "docs/a.md:7: proof")
         self.expect(self.added("`tests/none.py: make`\n"), "docs/a.md:7: proof")
+        self.assertEqual(self.violations(self.added("`tests/it_test.py: make it`\n")), [])
+        self.expect(self.added("`tests/it_test.py: make its`\n"), "docs/a.md:7: proof")
+
+    def test_rows_that_stand_twice(self) -> None:
+        row = "| a | `tests/it_test.py: make` |\n"
+        self.assertEqual(self.violations(self.added(row + "| b | `tests/it_test.py: make` |\n| a |\n| a |\n")), [])
+        self.expect(self.added(row * 2), "docs/a.md:8: twice")
 
     def test_links(self) -> None:
         self.expect(self.added("[x](missing.md)\n"), "docs/a.md:7: link")

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -61,7 +62,7 @@ enum Beside : int {
 }
 
 inline constexpr DType kDtypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kFloat64};
-inline constexpr const char* kRules[] = {"AdamW", "SGD", "Adam"};
+inline constexpr const char* kRules[] = {"AdamW", "SGD", "Adam", "Lamb"};
 
 [[nodiscard]] inline ToyTraining with_gradients_beside(ToyTraining training) {
   training.plan.residency.gradient = Residency::kHost;
@@ -92,13 +93,13 @@ inline constexpr const char* kRules[] = {"AdamW", "SGD", "Adam"};
          where == kFiledParameters;
 }
 
-/// A device's own updates come after the vote.
+/// A device's own updates come after the vote, and so do those that measure whole parameters.
 [[nodiscard]] inline bool is_possible(const FactorRow& row) {
-  return row[3] < kHostParameters || row[6] == 0;
+  return (row[3] < kHostParameters && kRules[row[4]] != std::string_view("Lamb")) || row[6] == 0;
 }
 
 // stage, ranks, dtype, what rests beside the device, optimizer, micro-steps, when the update runs, rounded sums,
 // gradients beside the device, streams that run late, policy
-inline const std::vector<int> kBesideLevels{4, 3, 4, kNumBeside, 3, 2, 3, 2, 2, 2, 2};
+inline const std::vector<int> kBesideLevels{4, 3, 4, kNumBeside, 4, 2, 3, 2, 2, 2, 2};
 
 }  // namespace zeroth::test

@@ -116,6 +116,53 @@ TEST(ToyOnDevice, HasTheBitsOfTheCpuAtEveryStage) {
   }
 }
 
+ToyTraining with_messages(ToyTraining training) {
+  training.optimizer = "OneBitAdam";
+  training.steps = 5;
+  training.tamper = [before = training.tamper](int rank, ToyStructure& structure, EngineSettings& settings) {
+    if (before) before(rank, structure, settings);
+    settings.optimizer.freeze_step = 2;
+    settings.compare_replicas = true;
+  };
+  return training;
+}
+
+TEST(ToyOnDevice, MessagesHaveTheBitsOfTheCpu) {
+  const ToyOutcome expected = train_toy(with_messages(tiny(0, 2)));
+  EXPECT_TRUE(expected.results.back().messages);
+  for (const int stage : {0, 2, 3}) {
+    for (const int where : {static_cast<int>(kNothing), static_cast<int>(kHostParameters)}) {
+      OnFakeGpu fake(2, /*over_nccl=*/false);
+      const ToyTraining training = with_messages(beside(tiny(stage, 2), where));
+      EXPECT_EQ(difference(expected, fake.train(training)), "") << "stage " << stage << " " << where;
+      EXPECT_EQ(difference(expected, fake.train(with_gradients_beside(training))), "") << "stage " << stage;
+      fake.expect_clean();
+    }
+  }
+}
+
+TEST(ToyOnDevice, CodesHaveTheBitsOfTheCpu) {
+  for (const auto& [stage, parameter_bits] : {std::pair{0, 0}, {2, 0}, {3, 0}, {3, 8}}) {
+    ToyTraining training = tiny(stage, 2);
+    training.model.width = 40;
+    training.plan.codes = {.parameter_bits = parameter_bits, .gradient_bits = 4};
+    const ToyOutcome expected = train_toy(training);
+    OnFakeGpu fake(2, /*over_nccl=*/false);
+    EXPECT_EQ(difference(expected, fake.train(training)), "") << "stage " << stage << " bits " << parameter_bits;
+    fake.expect_clean();
+  }
+}
+
+TEST(ToyOnDevice, MessagesOfStatesThatRestBesideItAreRefused) {
+  for (const int where : {static_cast<int>(kHostStates), static_cast<int>(kFiledBoth)}) {
+    OnFakeGpu fake(2, /*over_nccl=*/false);
+    const ToyTraining training = fake.prepared(with_messages(beside(tiny(2, 2), where)));
+    EXPECT_THAT(message_of(training), AllOf(HasSubstr("[CONFIG]"),
+                                            HasSubstr("/zero_optimization/offload_optimizer with optimizer OneBitAdam"),
+                                            HasSubstr("offload_param")));
+  }
+}
+
 TEST(ToyOnDevice, HasTheBitsOfTheCpuOverNcclAtEveryStage) {
   // Two ranks: in whatever order NCCL adds, there is one sum.
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat64}) {

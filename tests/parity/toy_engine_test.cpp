@@ -113,7 +113,7 @@ TEST(ToyEngine, RanksThatSetOtherLearningRatesAreNamed) {
 }
 
 TEST(ToyEngine, OptimizersAndThreadsGiveTheSameBitsAtEveryStage) {
-  for (const char* optimizer : {"AdamW", "Adam", "SGD"}) {
+  for (const char* optimizer : {"AdamW", "Adam", "SGD", "Lion", "Lamb"}) {
     ToyTraining training = small(0, 2);
     training.optimizer = optimizer;
     const ToyOutcome expected = train_toy(training);

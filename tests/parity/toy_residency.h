@@ -18,7 +18,7 @@ inline constexpr DType kDtypes[] = {DType::kFloat32, DType::kBFloat16, DType::kF
 inline constexpr double kRatios[] = {1.0, 0.5, 0.0};
 inline constexpr int kSlots[] = {2, 3, 6};
 inline constexpr IoEngineKind kEngines[] = {IoEngineKind::kThreads, IoEngineKind::kAuto};
-inline constexpr const char* kOptimizers[] = {"AdamW", "SGD"};
+inline constexpr const char* kOptimizers[] = {"AdamW", "SGD", "Lamb"};
 
 [[nodiscard]] inline ToyTraining training_of(const FactorRow& row) {
   ToyTraining training = small(row[0], row[1] + 1);
@@ -65,7 +65,7 @@ enum Filed : int { kOptimizerStates, kParameters, kBoth };
 
 // stage, ranks, micro-steps, dtype, ratio, slots, transport, optimizer, engine, execution, what rests in files, how
 // many parameters in memory
-inline const std::vector<int> kResidencyLevels{4, 3, 2, 3, 3, 3, 2, 2, 2, 2, 3, 2};
+inline const std::vector<int> kResidencyLevels{4, 3, 2, 3, 3, 3, 2, 3, 2, 2, 3, 2};
 
 [[nodiscard]] inline ToyTraining with_settings(ToyTraining training,
                                                const std::function<void(EngineSettings&)>& change) {

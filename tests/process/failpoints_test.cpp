@@ -257,11 +257,11 @@ class Failpoints : public ::testing::Test {
 };
 
 /// Other tests strike at these: mpi_failpoints_test.cpp under mpirun, tests/python/c10d_test.py over groups of torch,
-/// launcher/nodes_test.py and doctor_test.py.
+/// launcher/nodes_test.py and doctor_test.py, sites_test.cpp, conformance/pending_faults_test.cpp.
 bool is_elsewhere(std::string_view site) {
   return site.starts_with("mpi.") || site == "abort.mpi" || site.starts_with("nccl.") || site == "abort.nccl" ||
          site.starts_with("c10d.") || site.starts_with("launcher.") || site.starts_with("doctor.") ||
-         site.starts_with("checkpoint.") || site.starts_with("io.");
+         site.starts_with("checkpoint.") || site.starts_with("io.") || site.starts_with("sites.") || site == "shm.look";
 }
 
 TEST_F(Failpoints, ALifeWithoutAFaultIsWhole) {
@@ -283,6 +283,19 @@ TEST_F(Failpoints, WhoDiesBeforeItCanSayItsRankIsMentioned) {
   EXPECT_NE(text.find("missing rank 2; pid " + std::to_string(run.report.ends[2].pid) + " connected and left"),
             std::string::npos)
       << text;
+}
+
+TEST_F(Failpoints, WhoDiesAmongMessagesInThePlaceOfGradientsIsNamed) {
+  for (const char* site : {"engine.messages", "signs.send", "signs.sum"}) {
+    const Outcome run = strike(site, "kill", 1, nullptr);
+    ASSERT_TRUE(run.struck) << site;
+    for (const int other : {0, 2}) {
+      ASSERT_NE(run.report.of(other), nullptr) << site;
+      EXPECT_EQ(run.report.of(other)->code, ErrorCode::kPeerLost) << run.report.text();
+      EXPECT_NE(run.report.of(other)->text.find("rank 1"), std::string::npos) << run.report.text();
+      EXPECT_LT(run.report.ends[static_cast<std::size_t>(other)].after, kBound);
+    }
+  }
 }
 
 struct BrokenCall {
@@ -385,9 +398,9 @@ TEST_P(Sweep, EveryRankComesByOrIsNoneTheWorseWithEveryAction) {
   for (const Failpoint& site : sites()) expect_strikes(site.name, site.kind);
 }
 
-constexpr const char* kGroups[] = {"rendezvous", "memory",    "system",  "unix_socket", "shm",
-                                   "messages",   "levels",    "mixed",   "control",     "store",
-                                   "abort",      "one_sided", "matched", "engine",      "export"};
+constexpr const char* kGroups[] = {"rendezvous", "memory", "system",  "unix_socket", "shm",   "messages",
+                                   "levels",     "mixed",  "control", "store",       "abort", "one_sided",
+                                   "matched",    "signs",  "engine",  "export"};
 INSTANTIATE_TEST_SUITE_P(Groups, Sites, ::testing::ValuesIn(kGroups),
                          [](const auto& of) { return std::string(of.param); });
 INSTANTIATE_TEST_SUITE_P(Long, Sweep, ::testing::ValuesIn(kGroups),

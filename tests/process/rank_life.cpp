@@ -115,7 +115,9 @@ void live(const RankLife& life) {
   training.world = backend->size();
   training.plan = zero_plan(3, {"dp"});
   training.plan.gradient_degree = life.gradient_degree;
-  training.steps = 1;
+  training.steps = 2;  // of sums, and of messages
+  training.optimizer = "OneBitAdam";
+  training.tamper = [](int, ToyStructure&, EngineSettings& settings) { settings.optimizer.freeze_step = 1; };
   (void)train_toy_rank(training, std::move(backend));
 }
 

@@ -149,6 +149,9 @@ class Groups(job.RankTest):
     def test_a_group_of_some_ranks(self) -> None:
         self.run_well(3, "c10d_trouble_rank.py", "subgroup")
 
+    def test_two_worlds_of_a_group_have_messages_of_their_own(self) -> None:
+        self.run_well(2, "c10d_trouble_rank.py", "worlds")
+
     def test_a_group_without_cpu_tensors_gets_gloo_beside_it(self) -> None:
         self.run_well(2, "c10d_trouble_rank.py", "beside")
 

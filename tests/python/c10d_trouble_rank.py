@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -168,6 +169,37 @@ def wide(world: zeroth.World) -> None:
     assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
 
 
+def worlds(world: zeroth.World) -> None:
+    """Two worlds over one group of torch: messages of one are under way while ranks exchange in the other."""
+
+    def apart(whole: zeroth.World, **settings: Any) -> zeroth.Engine:
+        torch.manual_seed(1)
+        model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)])
+        engine = zeroth.Engine(model, {"zeroth": {"timeout_ms": 20_000}}, world=whole.site(2), log_level="off")
+        zeroth.local_updates(engine, 4, outer_lr=0.7, outer_momentum=0.9, **settings)
+        return engine
+
+    def steps(engine: zeroth.Engine, count: int) -> None:
+        for number in range(count):
+            x = torch.randn(4, 64, generator=torch.Generator().manual_seed(10 * number + world.rank))
+            engine.backward(engine(x).square().mean())
+            engine.step()
+
+    def values(engine: zeroth.Engine) -> list[torch.Tensor]:
+        weights = [engine.full(f"{layer}.weight") for layer in range(4)]
+        engine.close(keep_parameters=False)
+        return weights
+
+    found = []
+    for together in (True, False):
+        first = apart(world, fragments=2, delay=1, keep_local=0.5)
+        second = apart(zeroth.World.from_group())
+        for engine in [first, second] * 3 if together else [first] * 3 + [second] * 3:
+            steps(engine, 5)
+        found.append(values(first) + values(second))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 def beside(world: zeroth.World) -> None:
     """The group has no backend for CPU tensors, as one of NCCL alone."""
     assert world.backend == "c10d gloo beside blind", world
@@ -194,6 +226,7 @@ def main() -> None:
         "subgroup": subgroup,
         "wire": wire,
         "wide": wide,
+        "worlds": worlds,
         "beside": beside,
     }
     tests[sys.argv[1]](zeroth.World.from_group(), *sys.argv[2:])

@@ -316,6 +316,12 @@ class HyperParameters(Cases):
                 engine.load(self.folder, rename={"weight": "0.weigth"})
 
 
+def _tied() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    return model
+
+
 class Pretrained(Cases):
     def test_names_go_the_same_way_as_in_a_load(self) -> None:
         engine = make()
@@ -327,6 +333,11 @@ class Pretrained(Cases):
             for model in (nn.Sequential(nn.Linear(4, 4)), make(nn.Sequential(nn.Linear(4, 4)), stage=3)):
                 report = zeroth.load_pretrained(model, path, rename=rename)
                 self.assertEqual((report.missing, report.unexpected), ([], []))
+        # All names of a tied weight, of which the file has one.
+        names = {"0.weight": "weight", "0.bias": "bias", "1.weight": "weight_of_head"}
+        for model in (_tied(), make(_tied(), stage=3)):
+            report = zeroth.load_pretrained(model, path, rename=names, strict=False)
+            self.assertEqual((report.missing, report.unexpected), (["1.bias"], []))
         for place in (of_zeroth, self.folder + "/run"):
             for target in (nn.Linear(4, 4), engine):
                 with self.refused("IO", r"a checkpoint of Zeroth.*engine\.load\(path\) loads it"):

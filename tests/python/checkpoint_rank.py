@@ -11,6 +11,7 @@ import random
 import sys
 
 import numpy as np
+import safetensors.torch
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
@@ -241,12 +242,100 @@ def again(folder: str, stage: int, dtype: torch.dtype) -> None:
         other.close(keep_parameters=False)
 
 
+class Images(nn.Module):
+    """Weights that lie in memory in three orders, or all row major."""
+
+    def __init__(self, seed: int, ordered: bool, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.conv = nn.Conv2d(3, 6, (3, 2))
+        self.last = nn.Linear(6, 5)
+        self.frozen = nn.Parameter(torch.randn(2, 3, 4), requires_grad=False)
+        self.to(dtype)
+        if ordered:
+            self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self.last.weight = nn.Parameter(self.last.weight.detach().t().contiguous().t())
+            self.frozen.data = self.frozen.detach().permute(2, 0, 1).contiguous().permute(1, 2, 0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.conv(x).mean((2, 3)))
+
+
+def orders(folder: str, stage: int, dtype: torch.dtype) -> None:
+    """A checkpoint of weights in one order of memory, loaded into another, both ways; and read by the tools."""
+
+    def make(seed: int, ordered: bool) -> tuple[Images, zeroth.Engine]:
+        model = Images(seed, ordered, dtype)
+        settings = {"zero_optimization": {"stage": stage}, "gradient_accumulation_steps": 2}
+        return model, zeroth.Engine(model, settings, log_level="warning")
+
+    def states(engine: zeroth.Engine) -> dict[str, torch.Tensor]:
+        kinds = ("param", "master", "exp_avg", "exp_avg_sq")
+        every: dict[str, torch.Tensor] = {}
+        for kind in kinds:
+            trained = ["conv.weight", "conv.bias", "last.weight", "last.bias"]
+            names = [*trained, "frozen"] if kind == "param" else trained
+            every |= {f"{name}/{kind}": engine.full(name, kind).contiguous() for name in names}
+        return every
+
+    def require_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+        for name, value in one.items():
+            assert torch.equal(value, other[name]), (name, value, other[name])
+
+    rank = zeroth.World.from_environment().rank
+    try:
+        make(1, ordered=rank == 1)
+        raise AssertionError("ranks with other orders of memory")
+    except zeroth.Error as error:
+        assert error.code == "MISMATCH" and "dimensions in memory 2 0 1" in str(error), error
+    for ordered in (True, False):
+        place = f"{folder}-{int(ordered)}"
+        model, engine = make(1, ordered)
+        for _ in range(5):  # in the middle of a step: gradients are in the files, too
+            engine.backward(engine(torch.randn(2, 3, 5, 4, dtype=dtype)).square().mean())
+            engine.step()
+        path = engine.save(place)
+        before = states(engine)
+        _, other = make(2, not ordered)
+        other.load(place)
+        for one in (engine, other):
+            torch.manual_seed(5)
+            one.backward(one(torch.zeros(2, 3, 5, 4, dtype=dtype)).square().mean())
+        require_same(before, states(other))
+        for name in ("conv.weight", "last.weight"):  # the images of this micro-step are zero
+            ours, theirs = (one.full(name, "grad").double() for one in (engine, other))
+            assert (ours - theirs).abs().max() <= 1e-2 * ours.abs().max() > 0, (name, ours, theirs)
+        for one in (engine, other):
+            one.step()
+        expected = states(engine)
+        again, same = make(3, ordered)
+        final = engine.save(place)
+        same.load(place)
+        require_same(expected, states(same))
+        assert again.conv.weight.stride() == model.conv.weight.stride()
+        engine.export_safetensors(f"{place}.safetensors")
+        if engine.rank == 0:
+            files = zeroth.ckpt.open(final)
+            for name in ("conv.weight", "last.weight"):
+                assert torch.equal(files.tensor(name), expected[f"{name}/master"]), name
+                assert torch.equal(files.tensor(name, "exp_avg"), expected[f"{name}/exp_avg"]), name
+            assert torch.equal(files.tensor("frozen"), expected["frozen/param"])
+            written = safetensors.torch.load_file(f"{place}.safetensors")
+            for name in ("conv.weight", "last.weight", "frozen"):
+                assert torch.equal(written[name], expected[f"{name}/param"]), name
+            about = json.loads((pathlib.Path(path) / "manifest.json").read_text())
+            print(f"orders {stage} {ordered} format {about['format']}", flush=True)
+        for one in (engine, other, same):
+            one.close(keep_parameters=False)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     calls = {
         "again": again,
         "behind": behind,
         "left": left,
+        "orders": orders,
         "refusals": refusals,
         "resume": resume,
         "weights": weights,

@@ -99,6 +99,17 @@ class Checkpoints(job.RankTest):
             said = [line.split()[-1] for line in out if f"{rank} again refused " in line]
             self.assertEqual(said, ["0"] * 4 + ["3"] * 4)
 
+    def test_weights_in_one_order_of_memory_load_into_another(self) -> None:
+        calls = [
+            ("orders", f"orders-{stage}-{dtype}", stage, dtype) for stage, dtype in [(0, "float32"), (3, "bfloat16")]
+        ]
+        expected = [
+            f"[0] orders {stage} {ordered}" for stage in (0, 3) for ordered in ("True format 2", "False format 1")
+        ]
+        self.assertEqual(self.run_calls(2, *calls), expected)
+        for path in self.folder.glob("orders-*/step-*"):
+            self.assertEqual(zeroth.ckpt.verify(path), [], path)
+
     def test_a_step_goes_on_between_its_micro_steps(self) -> None:
         def make(stage: int) -> zeroth.Engine:
             torch.manual_seed(7)

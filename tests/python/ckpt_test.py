@@ -205,6 +205,14 @@ class Pruning(Case):
 
 
 class OfAnEngine(Case):
+    def test_a_tensor_without_elements_keeps_its_dtype(self) -> None:
+        torch.save({"none": torch.empty(0, 3, dtype=torch.bfloat16), "w": torch.ones(2)}, self.folder / "none.pt")
+        path = zeroth.ckpt.convert(self.folder / "none.pt", self.folder / "of-torch", to="zeroth")
+        for to in ("hf", "torch", "dcp"):
+            there = zeroth.ckpt.convert(path, self.folder / f"none-{to}", to=to, weights="master")
+            (none,) = [one for one in zeroth.ckpt.read(there).params if one.name == "none"]
+            self.assertEqual((none.dtype, none.states["weight"].dtype), (torch.bfloat16, torch.bfloat16), to)
+
     def test_weights_that_never_train_are_read_from_the_checkpoint_that_has_them(self) -> None:
         model = torch.nn.Sequential(torch.nn.Linear(3, 4).requires_grad_(False), torch.nn.Linear(4, 2))
         base = model[0].weight.detach().clone()

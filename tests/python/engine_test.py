@@ -519,6 +519,31 @@ class Results(unittest.TestCase):
         report = engine.memory_report()
         self.assertEqual(report.compute_copies, report.planned["gathered"])  # the same places
 
+    def test_lion_is_the_papers(self) -> None:
+        """Chen et al. 2023, algorithm 2, with torch in double; a row without a gradient only decays."""
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 1)).double()
+        plain = copy.deepcopy(model)
+        params = {"lr": 1e-2, "weight_decay": 0.1}
+        settings = {"optimizer": {"type": "Lion", "params": params}, "zero_optimization": {"stage": 2}}
+        engine = zeroth.Engine(model, {**settings, "gradient_clipping": 0.0}, log_level="off")
+        self.assertEqual(engine.optimizer.param_groups[0]["betas"], (0.9, 0.99))
+        momenta = [torch.zeros_like(parameter) for parameter in plain.parameters()]
+        for step in range(6):
+            index = torch.tensor([step % 3, 3])
+            engine.backward(engine(index).square().mean())
+            engine.step()
+            gradients = torch.autograd.grad(plain(index).square().mean(), list(plain.parameters()))
+            with torch.no_grad():
+                for parameter, gradient, momentum in zip(plain.parameters(), gradients, momenta, strict=True):
+                    direction = torch.sign(0.9 * momentum + 0.1 * gradient)
+                    parameter.mul_(1 - 1e-2 * 0.1).sub_(direction, alpha=1e-2)
+                    momentum.mul_(0.99).add_(gradient, alpha=0.01)
+        for own, other in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(own.detach(), other.detach(), rtol=0, atol=1e-12)
+        with self.assertRaisesRegex(zeroth.ConfigError, "eps"):
+            zeroth.Engine(plain, {"optimizer": {"type": "Lion", "params": {"eps": 1e-8}}}, log_level="off")
+
     def test_few_models_need_memory_beyond_the_plan(self) -> None:
         # But where blocks are computed again while another one's backward is under way.
         several_at_once = {"checkpoint"}

@@ -21,6 +21,14 @@ from torch.profiler import ProfilerActivity, profile
 
 import zeroth
 
+
+def holding(weight: torch.Tensor) -> nn.Module:
+    """A module whose buffer it is, for torch's archives of C++ modules."""
+    module = nn.Module()
+    module.register_buffer("weight", weight.detach())
+    return module
+
+
 READERS: dict[str, Callable[[torch.Tensor], object]] = {
     "sum": lambda w: w.sum(),
     "clone": lambda w: w.clone(),
@@ -52,6 +60,7 @@ READERS: dict[str, Callable[[torch.Tensor], object]] = {
     "torch.save": lambda w: torch.save(w, io.BytesIO()),
     "torch.save of data": lambda w: torch.save({"w": w.data}, io.BytesIO()),
     "old torch.save": lambda w: torch.save(w.detach(), io.BytesIO(), _use_new_zipfile_serialization=False),
+    "torch.jit.save": lambda w: torch.jit.save(torch.jit.script(holding(w)), io.BytesIO()),
     "asarray": lambda w: np.asarray(w.detach()),
     "numpy by force": lambda w: w.numpy(force=True),
     "numpy's dlpack": lambda w: np.from_dlpack(w.detach()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from refusing import refused
 
 import zeroth
 
@@ -25,7 +26,40 @@ def backward(table: zeroth.HostTable, indices: torch.Tensor, factor: float) -> N
     (rows.square() * factor).sum().backward()
 
 
+def differing(what: str) -> None:
+    """On all ranks alike, who can go on."""
+    world = zeroth.World.from_environment()
+    group = world.mesh({"dp": 2}).axis("dp")
+    odd = world.rank == 1
+    if what == "seeds":
+        torch.manual_seed(world.rank)
+        with refused(
+            "MISMATCH", "^.MISMATCH. ranks have different host tables; .*who: rank 1/2 .*which: values; .*manual"
+        ):
+            zeroth.HostTable(R, D, group=group)
+        with refused("USAGE", r"in a job of 2 ranks has no group; .*which: group;.*hint: zeroth.*mesh\(\{.dp.: 2\}\)"):
+            zeroth.HostTable(R, D)
+        assert not torch.equal(
+            group.all_gather(zeroth.HostTable(R, D, group=None).values[:1]).diff(dim=0), torch.zeros(D)
+        )
+        with refused("MISMATCH", "which: rule; expected: sgd .rank 0.; got: adam .rank 1."):
+            made("adam" if odd else "sgd", group)
+    table = made("adam", group)
+    if what == "rates":
+        table.lr = 0.5 if odd else 0.25
+        with refused("MISMATCH", r"which: lr, betas, eps; expected: lr 0.25, .*\(rank 0\); got: lr 0.5, .*\(rank 1\)"):
+            table.step()
+    if what == "states":
+        state = {name: one.clone() for name, one in table.state_dict().items()}
+        state["exp_avg"] += world.rank
+        table.load_state_dict(state)
+        with refused("MISMATCH", r"which: exp_avg, loaded; "):
+            table.step()
+
+
 def main() -> None:
+    for what in ("seeds", "rates", "states"):
+        differing(what)
     group = zeroth.World.from_environment().mesh({"dp": 2}).axis("dp")
     for rule in ("sgd", "rowwise_adagrad", "adam"):
         shared, alone = made(rule, group), made(rule, None)

@@ -6,6 +6,7 @@ import unittest
 from typing import Any
 
 import job
+import numpy as np
 import torch
 from refusing import refused
 from torch import nn
@@ -57,6 +58,14 @@ class Lookup(unittest.TestCase):
             self.assertTrue(torch.equal(own(torch.tensor([3, 1], dtype=torch.int32)), own.values[[3, 1]]))
         self.assertEqual(own.gradients()[0].numel(), 0)
         self.assertEqual(own.step(), 0)
+
+    def test_lists_and_arrays_are_indices(self) -> None:
+        own = table()
+        expected = own(torch.tensor([[3, 1], [0, 3]]))
+        for indices in ([[3, 1], [0, 3]], ((3, 1), (0, 3)), np.array([[3, 1], [0, 3]], dtype=np.int16)):
+            self.assertTrue(torch.equal(own(indices), expected))
+        self.assertEqual(own([]).shape, (0, D))
+        self.assertTrue(torch.equal(own(3), expected[0, 0]))
 
     def test_the_same_bits_for_any_number_of_threads(self) -> None:
         results = []
@@ -155,12 +164,24 @@ class Refusals(unittest.TestCase):
         for options, text in (
             ({"rule": "lamb"}, "no such rule.*expected: sgd, rowwise_adagrad, adam"),
             ({"block": 0}, "empty blocks"),
+            ({"lr": -0.1}, "which: lr; expected: a finite number from 0; got: -0.1"),
+            ({"lr": float("nan")}, "which: lr"),
+            ({"eps": -1.0}, "which: eps"),
+            ({"betas": (0.9, 1.0)}, "which: betas"),
             ({"values": torch.zeros(2, 3)}, r"expected: \[50, 20\]; got: \[2, 3\]"),
         ):
             with refused("USAGE", text):
                 zeroth.HostTable(R, D, **options)  # type: ignore[arg-type]
         with refused("USAGE", "no integers"):
             table()(torch.zeros(2))
+        with refused("USAGE", "no integers.*float32"):
+            table()([0.5])
+        with refused("USAGE", "no tensor; .*lists of them that are equally long"):
+            table()([[1, 2], [3]])
+        own = table()
+        own.lr = -1.0
+        with refused("USAGE", "which: lr"):
+            own.step()
         with refused("USAGE", "not that of a host table with this rule"):
             table(rule="adam").load_state_dict(table().state_dict())
 

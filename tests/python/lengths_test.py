@@ -74,6 +74,15 @@ class Plans(Refusals):
         for one, other in zip(loads, plan.loads, strict=True):
             self.assertAlmostEqual(one, other, delta=1e-9 * max(loads, default=1))
         self.assertGreaterEqual(plan.makespan, plan.bound * (1 - 1e-12))
+        for work in plan.works:  # a tie goes to fewer ranks
+            for number in work.sequences if work.size > 1 else ():
+                without = [
+                    load - cost(lengths[number], work.size) * (at in work.ranks) for at, load in enumerate(loads)
+                ]
+                for size in group_sizes(ranks):
+                    if size < work.size and -(-lengths[number] // size) <= memory_tokens:
+                        least = min(max(without[first : first + size]) for first in range(0, ranks, size))
+                        self.assertGreater(least + cost(lengths[number], size), plan.makespan * (1 - 1e-12))
         places = {}
         for rank in range(ranks):  # ranks that share a row come to it after as many others
             for place, work in enumerate(plan.of_rank(rank)):
@@ -127,6 +136,19 @@ class Plans(Refusals):
         self.assertEqual([len(work.sequences) for work in plan_batch(lengths, 1, COST, memory_tokens=10).works], [2, 2])
         self.assertEqual(len(plan_batch(lengths, 1, COST, memory_tokens=10, pack=False).works), 4)
         self.assertEqual(plan_batch([], 4, COST).works, ())
+
+    def test_short_sequences_are_not_shared(self) -> None:
+        """As many as there are ranks, or more, and none that is longer than all others together."""
+        cost, draw = SequenceCost(), random.Random(8)
+        self.assertGreater(cost(40, 2), cost(40, 1))  # what ranks share costs something by default
+        for ranks in (2, 4, 8):
+            lengths = [draw.randint(20, 60) for _ in range(8 * ranks)]
+            plan = plan_batch(lengths, ranks, cost)
+            self.assertEqual({work.size for work in plan.works}, {1}, str(plan))
+            self.check(plan, lengths, ranks, cost, max(lengths))
+        self.assertAlmostEqual(SequenceCost(linear=1e-6)(640, 2), 1e-6 * (320 + 64), delta=1e-12)  # in whatever unit
+        plan = plan_batch([10, 10, 10, 10], 4, SequenceCost(meeting=0))
+        self.assertEqual([work.size for work in plan.works], [1] * 4)
 
     def test_what_is_refused(self) -> None:
         self.refused(

@@ -93,6 +93,10 @@ def check_group(group: zeroth.Communicator, members: list[int], dtype: torch.dty
     )
     after, before = (group.rank + 1) % size, (group.rank - 1) % size
     same(group.send_recv(own, after, torch.empty_like(own), before, tag=7), given[before])
+    forth, back = torch.empty_like(own), torch.empty_like(own)
+    group.exchange([(own, after), (own + 1, before)], [(forth, before), (back, after)], tag=8)
+    same(forth, given[before])
+    same(back, given[after] + 1)
     if group.rank == 0:
         group.send(own, size - 1, tag=3)
     if group.rank == size - 1:

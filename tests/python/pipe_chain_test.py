@@ -140,10 +140,15 @@ class Blocks(unittest.TestCase):
     def test_what_passes_besides_hidden_states_is_refused_by_name(self) -> None:
         for model, pattern in (
             (zoo.make("conditioned"), "which: memory, from what runs before the first block to blocks.1"),
-            (zoo.make("translating"), "which: h, from what runs before the first block to decoder.0"),
+            (zoo.make("translating"), "which: h, from what runs before the first block to decoder.0.*hint: an encoder"),
+            (pipe_models.Residual(), "what add reads.*hint: .*what was there before its call: add it inside of the bl"),
+            (pipe_models.Residual(scaled=True), "which: what add reads.*to the output of blocks.0.*add it inside of"),
             (zoo.make("capturing"), "which: what (t|mm) reads, from what runs before the first block to blocks.0"),
             (pipe_models.Biased(), "which: position_bias, from what runs before the first block to blocks.1"),
-            (pipe_models.Gathering(), "which: what .* reads, from blocks.0 to what runs after blocks.2"),
+            (
+                pipe_models.Gathering(),
+                "which: what .* reads, from blocks.0 to .* after blocks.2.*hint: zeroth.pipe.sta",
+            ),
             (zoo.make("reused"), "called twice.*which: blocks.0"),
             (zoo.make("viewed"), "which: what detach reads, from blocks.2 to what runs after blocks.2"),
             (zoo.make("slots"), "which: state, a Slotted, from what runs before the first block to blocks.0"),

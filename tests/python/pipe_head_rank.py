@@ -551,6 +551,30 @@ def own_programs() -> None:
         zeroth.pipeline(layers(), other, world=world, loss_fn=mean, program=SHARED_HEAD)
 
 
+def caught() -> None:
+    """A loss that is refused in the first step. The last stage catches the error; the others get it, too, and all go on
+    with an engine of a new world. The last case of a job, for the old world has ended."""
+    world = zeroth.World.from_environment()
+    config = config_of(2, "two_barriers", stage=3)
+
+    def smoothed(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(logits.view(-1, WORDS), labels.view(-1), label_smoothing=0.1)
+
+    done = zeroth.pipeline(layers(), config, world=world, loss_fn=smoothed)
+    engine = zeroth.Engine(done, log_level="warning")
+    cause = (
+        r"\[MODEL\] the stages of a pipeline cannot share the head.*label_smoothing=0.0; got: 0.1; hint: zeroth.pipe"
+    )
+    code, pattern = ("MODEL", f"^{cause}") if world.rank == 1 else ("ABORTED", f"rank 1 stopped the job: {cause}")
+    with refused(code, pattern):
+        engine.train_batch([batch(0, number) for number in range(MICRO)])
+    engine.close(keep_parameters=False)
+    engine = zeroth.Engine(zeroth.pipeline(layers(), config_of(2, "whole"), loss_fn=smoothed), log_level="warning")
+    result, _ = engine.train_batch([batch(0, number) for number in range(MICRO)])
+    assert result.committed
+    engine.close(keep_parameters=False)
+
+
 def main() -> None:
     for case in sys.argv[1:]:
         globals()[case]()

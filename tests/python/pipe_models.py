@@ -160,6 +160,19 @@ class Gathering(Plain):
         return torch.stack(states).sum(0)
 
 
+class Residual(Plain):
+    """The model, not the block, adds the input of a block to its output."""
+
+    def __init__(self, *, scaled: bool = False) -> None:
+        super().__init__()
+        self.scaled = scaled
+
+    def through(self, h: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            h = 0.5 * h + block(h) if self.scaled else h + block(h)
+        return h
+
+
 class Biased(Plain):
     """Every block takes what was made once from a parameter, as a relative position bias is."""
 

@@ -35,8 +35,8 @@ def gpt2(*, micro: int = MICRO, **row: Any) -> tuple[zeroth.Engine, nn.Module]:
     model = made("gpt2")
     alone = copy.deepcopy(model)
     config = config_of(Row("gpt2", 2, micro=micro, **row), 1)
-    zeroth.pipeline(model, config, world=world(), loss_fn=loss_fn)
-    return zeroth.Engine(model, config, world=world(), log_level="warning"), alone
+    done = zeroth.pipeline(model, config, world=world(), loss_fn=loss_fn)
+    return zeroth.Engine(done, world=world(), log_level="warning"), alone
 
 
 def batches(step: int, count: int = MICRO, first: int = 0) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
@@ -113,7 +113,8 @@ def outputs_beside_losses() -> None:
     x = torch.ones(2, WIDTH)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), WithLoss())
     done = zeroth.pipeline(model, {"zeroth": {"mesh": {"pp": 2}}}, world=world(), split=["1"])
-    engine = zeroth.Engine(done.model, {"zeroth": {"mesh": {"pp": 2}}}, world=world(), log_level="warning")
+    engine = zeroth.initialize(model=done, config={"zeroth": {"mesh": {"pp": 2}}}, log_level="warning")[0]
+    assert engine.module is model
     mean, kept = engine.eval_batch([x], True)
     expected = engine.outputs(x)
     assert abs(mean - expected["loss"].item()) < 1e-6

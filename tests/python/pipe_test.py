@@ -90,7 +90,7 @@ class Heads(job.RankTest):
     """pipe_head_rank.py: stages share the head."""
 
     def test_two_stages_train_as_one_process(self) -> None:
-        self.run_well(2, "pipe_head_rank.py", "two", "tied", "refusals", "own_programs")
+        self.run_well(2, "pipe_head_rank.py", "two", "tied", "refusals", "own_programs", "caught")
 
     @tier.long
     def test_two_and_four_stages_with_replicas(self) -> None:
@@ -140,6 +140,29 @@ class Heads(job.RankTest):
     def test_a_tied_head_under_every_schedule_in_both_ways(self) -> None:
         for ranks in (2, 3, 4):
             self.run_well(ranks, "pipe_rank.py", f"tied grid {ranks}", limit_s=900)
+
+
+class Late(job.RankTest):
+    """pipe_late_rank.py: schedule "ouroboros" against a reference by hand."""
+
+    def late(self, ranks: int, *names: str) -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            done = job.run(ranks, "pipe_late_rank.py", folder, *names)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return done.stdout + done.stderr
+
+    def test_gradients_are_those_of_a_late_reference(self) -> None:
+        said = self.late(2, "parity", "tied", "skipped", "checkpoints", "scales", "kept", "programs", "refusals")
+        self.assertIn(
+            "the run is inexact: pipeline schedule ouroboros, gradients of chunks are late by 1, 0 steps", said
+        )
+        self.assertEqual(said.count("late gradients are forgotten after a step that was skipped"), 1, said)
+        self.late(3, "few", "kept")
+
+    @tier.long
+    def test_three_stages_and_replicas(self) -> None:
+        self.late(3, "parity", "tied", "skipped", "checkpoints", "scales", "programs", "refusals")
+        self.late(4, "replicas", "axes", "kept")
 
 
 def ranks_of(mesh: str) -> int:
@@ -228,7 +251,7 @@ class Engines(job.RankTest):
                 "no_loss",
                 1,
                 "the last chunk of a pipeline gives no loss; .*which: (1F0|action 1F0 of step 1 .*); .*got: no tensor; "
-                "hint: give the model",
+                "hint: the last layer returns the loss",
             ),
             ("not_to_be_sent", 0, "a value of the model cannot be sent to another rank; .*which: SimpleNamespace"),
         ):

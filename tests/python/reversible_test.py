@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import unittest
 
 import tier
@@ -13,6 +15,7 @@ import zeroth
 from zeroth import Reversible, ReversibleSequence
 
 WIDTH = 12
+SGD = {"optimizer": {"type": "SGD", "params": {"lr": 1e-3}}}
 
 
 def part(width: int = WIDTH, dropout: float = 0.0) -> nn.Module:
@@ -30,6 +33,37 @@ def plain(model: ReversibleSequence, x: torch.Tensor) -> torch.Tensor:
         x1 = x1 + block.f(x2)  # type: ignore[operator]
         x2 = x2 + block.g(x1)  # type: ignore[operator]
     return torch.cat([x1, x2], -1)
+
+
+HALF_ROWS, HALF_WIDTH = 8192, 128
+
+RESIDENT = """
+import sys, torch, zeroth
+from torch import nn
+
+torch.set_num_threads(1)
+rows, width, depth = map(int, sys.argv[1:])
+def part():
+    return nn.Sequential(nn.Linear(width, width), nn.GELU())
+model = zeroth.ReversibleSequence(zeroth.Reversible(part(), part()) for _ in range(depth))
+x = torch.randn(rows, 2 * width)
+def peak():
+    lines = open("/proc/self/status").read().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
+open("/proc/self/clear_refs", "w").write("5")  # from here on
+before = peak()
+for _ in range(3):
+    model(x).square().mean().backward()
+    model.zero_grad()
+print((peak() - before) / (rows * width * 4))
+"""
+
+
+def resident_halves(depth: int) -> float:
+    """What training takes at its peak, in halves of the input."""
+    arguments = [str(one) for one in (HALF_ROWS, HALF_WIDTH, depth)]
+    done = subprocess.run([sys.executable, "-c", RESIDENT, *arguments], capture_output=True, text=True, check=True)
+    return float(done.stdout)
 
 
 class ReversibleBlocks(unittest.TestCase):
@@ -67,6 +101,68 @@ class ReversibleBlocks(unittest.TestCase):
         )
         one = model.blocks[0]
         torch.testing.assert_close(one.inverse(one(x)), x, rtol=1e-5, atol=1e-5)  # type: ignore[operator]
+
+    def test_buffers_are_written_once_and_read_as_in_the_forward(self) -> None:
+        class Drifting(nn.Module):
+            """Its output depends on a buffer that each forward changes, in place or by another tensor."""
+
+            def __init__(self, in_place: bool) -> None:
+                super().__init__()
+                self.linear, self.in_place = nn.Linear(WIDTH, WIDTH), in_place
+                self.register_buffer("scale", torch.ones(1))
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                y = torch.tanh(self.linear(x) * self.scale.clone())
+                if self.in_place:
+                    self.scale.mul_(1.5)  # type: ignore[operator]
+                else:
+                    self.scale = self.scale * 1.5
+                return y
+
+        def made() -> ReversibleSequence:
+            torch.manual_seed(3)
+            parts = [nn.Sequential(nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH)), Drifting(True), Drifting(False)]
+            norm = nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH))
+            return ReversibleSequence([Reversible(parts[0], parts[1]), Reversible(parts[2], norm)]).double()
+
+        for stage in (None, 0, 3):
+            model, other = made(), made()
+            engine = (
+                None
+                if stage is None
+                else zeroth.Engine(model, {**SGD, "zero_optimization": {"stage": stage}}, log_level="warning")
+            )
+            for step in range(3):
+                x = torch.randn(7, 2 * WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+                expected = plain(other, x).square().sum()
+                expected.backward()
+                y = model(x)
+                loss = y.square().sum()
+                torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+                if engine is None:
+                    loss.backward()
+                    for got, wanted in zip(model.parameters(), other.parameters(), strict=True):
+                        torch.testing.assert_close(got.grad, wanted.grad, rtol=1e-9, atol=1e-10)
+                else:
+                    engine.backward(loss)
+                    self.assertTrue(engine.step().committed)
+                other.zero_grad() if engine is None else torch.optim.SGD(other.parameters(), lr=1e-3).step()
+                model.zero_grad() if engine is None else other.zero_grad()
+                for (name, got), wanted in zip(model.named_buffers(), other.buffers(), strict=True):
+                    torch.testing.assert_close(
+                        got, wanted, rtol=1e-9, atol=0, msg=lambda text, name=name: f"{name}: {text}"
+                    )
+            if engine is not None:
+                engine.close()
+        alone = made().blocks[0]
+        before = {name: one.clone() for name, one in alone.named_buffers()}
+        alone.inverse(torch.randn(5, 2 * WIDTH, dtype=torch.float64))  # type: ignore[operator]
+        self.assertTrue(all(torch.equal(one, before[name]) for name, one in alone.named_buffers()))
+
+    def test_resident_memory_is_flat_in_depth(self) -> None:
+        """Of fresh processes; also of what glibc keeps."""
+        four, sixteen = (resident_halves(depth) for depth in (4, 16))
+        self.assertLess(sixteen - four, 16, f"halves of {four} at depth 4, {sixteen} at depth 16")
 
     def test_memory_is_flat_in_depth(self) -> None:
         width, rows = 128, 1024

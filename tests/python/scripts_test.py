@@ -4,6 +4,7 @@ world of one at stages 0 and 3; what needs two ranks is in scripts_rank.py."""
 from __future__ import annotations
 
 import collections
+import contextlib
 import fractions
 import json
 import os
@@ -345,6 +346,21 @@ class Adam(unittest.TestCase):
 
 
 class Wrapped(unittest.TestCase):
+    def test_what_is_no_module_is_refused_by_its_kind(self) -> None:
+        engine = zeroth.Engine(nn.Linear(2, 2), log_level="warning")
+        for given, text in (
+            ([nn.Linear(2, 2)], r"a list; hint: nn.Sequential\(\*layers\)"),
+            (nn.Linear, r"the class Linear; hint: make one: Linear\(...\)"),
+            (engine, "an? Engine; hint: engine.module"),
+            ("model.pt", "a str"),
+        ):
+            with self.assertRaisesRegex(zeroth.Error, rf"^\[MODEL\].*no module.*zeroth.pipeline\(\).*got: {text}"):
+                zeroth.Engine(given)  # type: ignore[arg-type]
+        engine.close()
+        split = zeroth.parallelize(nn.Linear(2, 2), {})
+        with contextlib.closing(zeroth.Engine(split, log_level="warning")) as engine:
+            self.assertIs(engine.module, split.model)
+
     def test_a_module_in_another_wrapper_is_refused_when_the_engine_is_built(self) -> None:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         try:

@@ -1,12 +1,13 @@
 """One rank of a group that splits the sequence of transformers' models; see sequence_test.py. Losses and gradients,
 summed over the group, are those of the same model whole on one rank, in float64.
 
-sequence_hf_rank.py few|all models|masks|rest|refusals...
+sequence_hf_rank.py few|all models|masks|rest|refusals|plans...
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import sys
 import tempfile
 from typing import Any
@@ -21,6 +22,7 @@ from wide_norms import wide_norms
 
 import zeroth
 from zeroth import parallel
+from zeroth.parallel.verify_choice import OF_SEQUENCES
 
 FEW = sys.argv[1] == "few"
 BOUND = 1e-10
@@ -155,13 +157,21 @@ def main() -> None:
     world = zeroth.World.from_environment()
     mesh = world.mesh({"ring": world.size // 2, "ulysses": 2})
     group = mesh.axes(["ring", "ulysses"])
-    checks = {"models": check_models, "masks": check_masks, "rest": check_the_rest, "refusals": check_refusals}
+    checks = {
+        "models": check_models,
+        "masks": check_masks,
+        "rest": check_the_rest,
+        "refusals": check_refusals,
+        "plans": check_plans,
+    }
     for name in sys.argv[2:]:
         checks[name](group, mesh)
     print("all of these: ok", flush=True)
 
 
 def check_models(group: zeroth.Communicator, mesh: zeroth.Mesh) -> None:
+    families = {getattr(transformers, f"{name}Config").__module__.split(".")[2] for name, _ in MODELS.values()}
+    assert families == OF_SEQUENCES, families
     for name in MODELS if group.size == 2 else ["Llama"]:
         model = build(name)
         for way in ways(group, mesh):
@@ -409,6 +419,117 @@ def check_refusals(group: zeroth.Communicator, mesh: zeroth.Mesh) -> None:
     ):  # fmt: skip
         with refused("MODEL", text):
             parallel.split_sequence(bad, group)
+    del mesh
+
+
+def check_plans(group: zeroth.Communicator, mesh: zeroth.Mesh) -> None:
+    """Batches of all lengths: the loss and the gradient of one process, for models that run_plan() splits, and for ones
+    that were split before; attention that does not know the group is refused on all ranks."""
+    world = zeroth.World.from_environment()
+    groups = parallel.LengthGroups(world)
+    sequences = [{key: one[0] for key, one in sample(length, 1).items()} for length in (24, 13, 9, 5, 4)]
+
+    def work(begin: int, size: int, *numbers: int) -> parallel.Work:
+        return parallel.Work(begin, size, numbers, sum(sequences[one]["input_ids"].numel() for one in numbers))
+
+    works = [work(0, 2, 0), work(0, 1, 1), work(1, 1, 2, 3), work(1, 1, 4)]  # a shared row, a packed one
+    plan = parallel.BatchPlan(2, tuple(works), (1.0, 1.0), 1.0, False)
+
+    def built() -> Any:
+        model = build("Llama", use_cache=True)
+        model.config._attn_implementation = "sdpa"
+        return model
+
+    plain = built()
+    valid = sum(int((one["labels"][1:] != -100).sum()) for one in sequences)
+    each = [loss_of(plain(one["input_ids"][None]).logits, one["labels"][None]) for one in sequences]
+    counts = [int((one["labels"][1:] != -100).sum()) for one in sequences]
+    expected = torch.stack([one * count for one, count in zip(each, counts, strict=True)]).sum() / valid
+    expected.backward()
+    whole = {name: one.grad for name, one in plain.named_parameters()}
+
+    def compare(result: parallel.PlanResult, gradients: Any, what: str) -> None:
+        close(result.loss, expected.detach(), f"loss of {what}", BOUND)
+        for name, gradient in whole.items():
+            close(gradients(name), gradient, f"gradient of {name} of {what}", BOUND)
+
+    def summed(model: Any) -> Any:
+        return lambda name: group.all_reduce(model.get_parameter(name).grad.clone())
+
+    for method in ("ulysses", "ring"):
+        model = built()
+        result = parallel.run_plan(
+            plan,
+            groups,
+            sequences,
+            lambda batch, group: model(**batch).loss,
+            model=model,
+            method=method,  # type: ignore[arg-type]
+        )
+        compare(result, summed(model), f"a model that a plan splits, {method}")
+        assert model.config._attn_implementation == "sdpa" and type(model.config._attn_implementation) is str
+    for stage in (0, 3):
+        model = built().train()
+        engine = zeroth.Engine(model, {"zero_optimization": {"stage": stage}}, world=world, log_level="off")
+        result = parallel.run_plan(
+            plan, groups, sequences, lambda batch, group: engine(**batch).loss,
+            model=model, backward=engine.backward, mean_over=world.size,
+        )  # fmt: skip
+        compare(result, lambda name: engine.full(name, "grad"), f"an engine at stage {stage}")
+        assert engine.step().committed
+        engine.close()
+
+    model = built()
+
+    def by_hand(batch: dict[str, Any], group: zeroth.Communicator) -> torch.Tensor:
+        split = parallel.split_sequence(model, group, "ring")
+        try:
+            return model(**batch).loss
+        finally:
+            split.remove()
+
+    compare(parallel.run_plan(plan, groups, sequences, by_hand, cut=False), summed(model), "a model split by hand")
+
+    alone = parallel.BatchPlan(2, tuple(works[1:]), (1.0, 1.0), 1.0, False)
+    for text, code, arguments in (
+        ("does not know the ranks that share a row.*LlamaModel, attention 'sdpa'.*model=model", "MODEL", {}),
+        ("does not know the ranks that share a row", "MODEL", {"cut": False}),
+        ("ranks have other options", "MISMATCH", {"ignore_index": -100 - world.rank}),
+        ("there is no such method", "USAGE", {"model": model, "method": "star"}),
+        ("none of transformers", "MODEL", {"model": torch.nn.Linear(2, 2)}),
+        ("more ranks than heads", "USAGE", {"model": build("Llama", num_attention_heads=1, num_key_value_heads=1)}),
+    ):
+        with refused(code, text):
+            parallel.run_plan(plan, groups, sequences, lambda batch, group: model(**batch).loss, **arguments)  # type: ignore[arg-type]
+    with refused("MISMATCH", "ranks have other batches"):
+        parallel.run_plan(
+            plan, groups, sequences[: 5 - world.rank], lambda batch, group: model(**batch).loss, model=model
+        )
+    shorter = [{key: one[:3] for key, one in sequences[0].items()}, *sequences[1:]]
+    with refused("MISMATCH", "ranks have other batches"):  # a plan of another batch on one rank
+        parallel.run_plan(plan, groups, shorter if world.rank else sequences, by_hand, cut=False)
+    with refused("USAGE", "a plan is of another batch.*24 tokens"):
+        parallel.run_plan(plan, groups, shorter, by_hand, cut=False)
+    with refused("MODEL", "other losses.*cut=False"):
+        parallel.run_plan(
+            plan, groups, sequences, lambda batch, group: by_hand(batch, group) * (1 + group.rank), cut=False
+        )
+    lone = torch.nn.Embedding(SMALL["vocab_size"], SMALL["vocab_size"]).double()
+
+    def tokens(batch: dict[str, Any], group: zeroth.Communicator) -> torch.Tensor:
+        logits = lone(batch["input_ids"]).flatten(0, 1)
+        return functional.cross_entropy(logits, batch["shift_labels"].flatten(), reduction="sum")
+
+    with refused("MODEL", "made no call to each other.*24 tokens on ranks 0 to 1"):
+        parallel.run_plan(plan, groups, sequences, tokens)
+    fewer = [sequences[number] for number in (1, 2, 3, 4)]
+    apart = parallel.BatchPlan(
+        2, tuple(dataclasses.replace(one, sequences=tuple(at - 1 for at in one.sequences)) for one in alone.works),
+        (1.0, 1.0), 1.0, False,
+    )  # fmt: skip
+    with refused("MODEL", "does not tell the documents of a row apart.*use_cache=False"):
+        parallel.run_plan(apart, groups, fewer, lambda batch, group: model(**batch).loss)
+    parallel.run_plan(apart, groups, fewer, lambda batch, group: model(**batch, use_cache=False).loss)
     del mesh
 
 

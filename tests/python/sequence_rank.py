@@ -255,6 +255,32 @@ def check_grid(world: zeroth.World) -> None:
                 )  # fmt: skip
 
 
+def check_alone(world: zeroth.World) -> None:
+    """In a group of one rank, and on grids with one rank along an axis: no message, forward and backward."""
+    for ring_size in (1, world.size):
+        mesh = world.mesh({"dp": 1, "ring": ring_size, "ulysses": world.size // ring_size, "one": 1})
+        outer, inner, one = mesh.axis("ring"), mesh.axis("ulysses"), mesh.axis("one")
+        case = Case(kv_heads=2, length=4 * world.size + 1)
+        whole = parallel.zigzag(case.length, 1)
+        for order in ("ring", "token"):
+            check(case, whole, 0, ring(case, one, whole, order), f"{order} alone")
+            row = parallel.zigzag(case.length, ring_size)
+            layout = parallel.on_grid(row, inner.size)
+            mesh.reset_received()
+
+            def run(
+                q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None,
+                row: SequenceLayout = row, layout: SequenceLayout = layout, order: Any = order,
+                inner: zeroth.Communicator = inner, outer: zeroth.Communicator = outer,
+            ) -> torch.Tensor:  # fmt: skip
+                return parallel.grid_attention(q, k, v, inner, outer, True, None, row, order, lengths=layout.lengths)
+
+            rank = inner.rank + outer.rank * inner.size
+            if inner.size <= case.heads:
+                check(case, layout, rank, run, f"grid of {ring_size} x {inner.size}, {order}")
+        assert one.received_bytes == 0
+
+
 def check_state(group: zeroth.Communicator) -> None:
     """Gated linear attention, chunk by chunk over the ranks, against a scan over all tokens."""
     batch, heads, length, size, v_size = 2, 3, 26, 4, 5
@@ -305,18 +331,20 @@ def check_bytes(group: zeroth.Communicator) -> None:
     """Elements that this rank receives are those of the formulas."""
     size = group.size
     received: list[int] = []
-    exchange, shift = parallel.ulysses.all_to_all, parallel.ring_steps._wire.shift
+    exchange, move = parallel.ulysses.all_to_all, parallel.ring_steps._wire.move  # type: ignore[attr-defined]
+    directions: list[list[int]] = []
 
     def counted(*arguments: Any, **named: Any) -> torch.Tensor:
         out = exchange(*arguments, **named)
         received.append(out.numel() * (size - 1) // size)
         return out
 
-    def counted_shift(message: torch.Tensor, size: int, by: int, group: zeroth.Communicator) -> torch.Tensor:
-        received.append(size // 8)
-        return shift(message, size, by, group)
+    def counted_moves(messages: Any, group: zeroth.Communicator) -> list[torch.Tensor]:
+        received.extend(size // 8 for _, size, _ in messages)
+        directions.append([by for _, _, by in messages])
+        return move(messages, group)
 
-    parallel.ulysses.all_to_all, parallel.ring_steps._wire.shift = counted, counted_shift  # type: ignore[attr-defined]
+    parallel.ulysses.all_to_all, parallel.ring_steps._wire.move = counted, counted_moves  # type: ignore[attr-defined]
     try:
         for kv_heads in (12, 4 if size == 4 else 6):
             for rows in (1, 2):  # tokens of a rank: as many on more ranks are the same elements
@@ -331,10 +359,16 @@ def check_bytes(group: zeroth.Communicator) -> None:
                     ("token", ring(case, group, layout, "token"), 2 * case.length * (h + case.heads / 2)),
                 ):
                     received.clear()
-                    run(*own, None)
+                    directions.clear()
+                    out = run(*own, None)
                     assert sum(received) == forward * (size - 1) / size, (name, case, received, forward)
+                    both = [[1], *([1, -step] for step in range(1, size - 1)), [1 - size]]
+                    if name == "token":  # queries on, and results home, in one call
+                        assert directions == both, directions
+                        out.sum().backward()
+                        assert directions == both * 2, directions
     finally:
-        parallel.ulysses.all_to_all, parallel.ring_steps._wire.shift = exchange, shift  # type: ignore[attr-defined]
+        parallel.ulysses.all_to_all, parallel.ring_steps._wire.move = exchange, move  # type: ignore[attr-defined]
 
 
 def check_dropout(group: zeroth.Communicator) -> None:
@@ -437,6 +471,7 @@ def main() -> None:
         check_attention_refusals(group)
     if world.size == 4:
         check_grid(world)
+    check_alone(world)
     print("as one rank: ok", flush=True)
 
 

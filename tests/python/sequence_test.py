@@ -37,7 +37,7 @@ class Attention(job.RankTest):
 
 class Models(job.RankTest):
     def test_models_of_transformers_run_unchanged_on_two_ranks(self) -> None:
-        self.run_well(2, "sequence_hf_rank.py", "few", "models", "masks", "rest", "refusals")
+        self.run_well(2, "sequence_hf_rank.py", "few", "models", "masks", "rest", "refusals", "plans")
 
     def test_a_model_runs_on_a_grid_of_four_ranks(self) -> None:
         self.run_well(4, "sequence_hf_rank.py", "few", "models")

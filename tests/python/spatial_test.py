@@ -67,6 +67,9 @@ class Grids(unittest.TestCase):
         self.assertEqual(split.halo, 6 * 4 * 3 * 8 * 4)  # six rows travel of the first, none of the pooling
         self.assertEqual(split.gradients, small)
         self.assertEqual(split.activations, 4 * 3 * (256 + 10) * 4 + 4 * 3 * 4 * 256 * 4)
+        whole = grid_cost(layers, 4, 4, 1, splits_linear=False)
+        self.assertEqual((whole.halo, whole.activations), (split.halo, 0))
+        self.assertEqual(whole.gradients, 2 * 3 * (3 * 8 * 9 + 8 + 16 + 257 * 10) * 4)  # of all, over all ranks
         self.assertEqual([one.rows for one in plan_grid(layers, 1, 4)], [4])
         with self.assertRaisesRegex(zeroth.Error, "does not fit the batch"):
             grid_cost(layers, 1, 2, 2)
@@ -75,6 +78,11 @@ class Grids(unittest.TestCase):
 class OnFourRanks(job.RankTest):
     def test_split_images_have_the_values_and_gradients_of_one_process(self) -> None:
         self.assertEqual(self.run_well(4, "spatial_rank.py").count("spatial: ok"), 4)
+
+
+class Engines(job.RankTest):
+    def test_engines_over_shared_images_take_the_steps_of_plain_torch(self) -> None:
+        self.assertEqual(self.run_well(4, "images_rank.py").count("images: ok"), 4)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import copy
 import tempfile
 from typing import Any
 
+import foreign_attentions
 import low_rank_adapters
 import own_losses
 import safetensors.torch
@@ -232,32 +233,19 @@ def copies(world: zeroth.World) -> None:
     assert len(of_twin) == len(of_model) == 10 and not {*map(id, of_model)} & {*map(id, of_twin)}
 
 
-class Normed(nn.Module):
-    """An MLP that computes over all that its first layer gives: no rule sees it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 16), nn.Softmax(-1), nn.Linear(16, 8)) for _ in range(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = x + block(x)
-        return x
-
-
 def verified(world: zeroth.World) -> None:
     """A sample shows whether the plan fits."""
     tokens = tensor_rank.batch(0, 0)["input_ids"]
     zeroth.parallelize(tensor_rank.made("llama"), TP, world=world, verify={"input_ids": tokens})
     torch.manual_seed(1)
     with refused("MODEL", "other outputs after it was split.*Normed.*relative difference.*whole"):
-        zeroth.parallelize(Normed(), TP, world=world, verify={"x": torch.randn(3, 8)})
+        zeroth.parallelize(foreign_attentions.Normed(), TP, world=world, verify={"x": torch.randn(3, 8)})
     torch.manual_seed(1)
-    model = Normed()
+    model = foreign_attentions.Normed()
     with refused("MODEL", "shares no layer"):
         zeroth.parallelize(model, TP, world=world, corrections={"blocks.*": "whole"})
     with refused("USAGE", "without values cannot be verified"):
-        zeroth.parallelize(zeroth.deferred(Normed), TP, world=world, verify={"x": torch.randn(3, 8)})
+        zeroth.parallelize(zeroth.deferred(foreign_attentions.Normed), TP, world=world, verify={"x": torch.randn(3, 8)})
 
 
 def bytes_of_a_block(world: zeroth.World) -> None:
@@ -306,6 +294,8 @@ def main() -> None:
         copies,
         deferred_and_pretrained,
         verified,
+        foreign_attentions.attentions_of_torch,
+        foreign_attentions.whole_by_correction,
         bytes_of_a_block,
     ):
         part(world)

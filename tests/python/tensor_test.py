@@ -7,16 +7,18 @@ import tempfile
 import unittest
 from collections.abc import Callable
 
+import foreign_attentions
 import forked
 import job
 import low_rank_adapters
 import tier
 import torch
 import transformers
+from tensor_families_rank import FAMILIES
 from torch import nn
 
 import zeroth
-from zeroth.parallel import find_plan
+from zeroth.parallel import find_plan, verify_choice
 
 SMALL = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 OF_TRANSFORMERS = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gpt2", "t5", "bert")
@@ -76,6 +78,51 @@ class Plans(unittest.TestCase):
             roles = {share.name: share.role for share in find_plan(model, 2, {name: "whole"}).shares}
             self.assertEqual({roles[other] for other in names}, {"whole"}, name)
 
+    def test_why_an_attention_of_another_name_stays_whole(self) -> None:
+        class Mixer(foreign_attentions.Attention):
+            pass
+
+        class OtherAttention(foreign_attentions.Attention):
+            def __init__(self) -> None:
+                super().__init__()
+                self.h = self.num_heads
+                del self.num_heads
+
+        for kind, why in (
+            (Mixer, "no layer takes its outputs back, nor has Mixer a name with attention or attn in it"),
+            (OtherAttention, "it has no number of heads by a name of num_attention_heads, num_heads, n_heads, n_head"),
+        ):
+            plan = find_plan(foreign_attentions.Net(kind), 2)
+            shares = {share.name: share for share in plan.shares}
+            self.assertEqual(shares["blocks.0.attn.qkv"].role, "whole")
+            self.assertIn(why, shares["blocks.0.attn.qkv"].why)
+            self.assertIn(why, plan.text(2))
+
+    def test_tables_that_a_forward_reads_are_whole(self) -> None:
+        class Reads(foreign_attentions.Net):
+            def __init__(self) -> None:
+                super().__init__()
+                self.table = nn.Embedding(12, foreign_attentions.SIZE)
+
+            def get_input_embeddings(self) -> nn.Module:
+                return self.table
+
+            def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+                return nn.functional.linear(super().forward(self.table(tokens)), self.table.weight)
+
+        class Calls(Reads):
+            def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+                return foreign_attentions.Net.forward(self, self.table(tokens))
+
+        for kind, role in ((Reads, "whole"), (Calls, "vocab")):
+            shares = {share.name: share for share in find_plan(kind(), 2).shares}
+            self.assertEqual(shares["table"].role, role)
+        self.assertIn("Reads reads weights", find_plan(Reads(), 2).text(2))
+
+    def test_families_that_are_not_verified_are_those_of_the_tests(self) -> None:
+        names = {getattr(transformers, f"{name}Config").__module__.split(".")[2] for name in FAMILIES}
+        self.assertEqual(names | {*OF_TRANSFORMERS}, verify_choice.OF_TENSORS)
+
     def test_an_adapter_has_the_role_of_its_layer(self) -> None:
         low_rank_adapters.plans()
         low_rank_adapters.tied_heads()
@@ -97,6 +144,10 @@ class Models(job.RankTest):
 class Splits(job.RankTest):
     def test_plans_refusals_dropouts_and_bytes(self) -> None:
         self.run_well(4, "tensor_more_rank.py")
+
+    def test_what_a_plan_changes_is_refused_by_name(self) -> None:
+        self.run_well(2, "verify_rank.py")
+        self.run_well(4, "verify_rank.py", "stages")
 
 
 class States(job.RankTest):

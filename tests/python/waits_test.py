@@ -289,7 +289,7 @@ class Waits(unittest.TestCase):
                     self.assertRegex(text, r"\[MISMATCH\]|\[ABORTED\] .*\[MISMATCH\]")
                     self.assertRegex(text, calls[case.how])
                     self.assertRegex(text, r"\brank 1\b")
-                    self.assertLess(seconds, 10.0)
+                    self.assertLess(seconds, 45.0)  # the loss ended the wait, not the limit of 60 s
 
     @tier.both
     def test_averages_that_one_rank_swaps_or_skips_are_named(self) -> None:
@@ -305,7 +305,7 @@ class Waits(unittest.TestCase):
                         r'^\[MISMATCH\] ranks make different calls.*"the (loss|accuracy)".*"the (?!\1)(loss|accuracy)"',  # noqa: E501
                     )
                     self.assertRegex(text, r"average\(\) on rank \d, average\(\) on rank \d")
-                    self.assertLess(seconds, 10.0)
+                    self.assertLess(seconds, 45.0)  # the loss ended the wait, not the limit of 60 s
 
     @tier.both
     def test_an_evaluation_on_one_rank_works_over_shared_memory_and_is_named_elsewhere(self) -> None:
@@ -335,7 +335,7 @@ class Waits(unittest.TestCase):
                     seconds, text = self.told(done, rank)
                     self.assertRegex(text, r"\[(MISMATCH|PEER_LOST)\]")
                     self.assertRegex(text, r"\brank 1\b")
-                    self.assertLess(seconds, 10.0)
+                    self.assertLess(seconds, 45.0)  # the loss ended the wait, not the limit of 60 s
 
     def lost(self, done: subprocess.CompletedProcess[str], transport: str, how: str) -> None:
         """Every other rank says that rank 1 is lost, `how` (a pattern), and for what it has waited."""
@@ -349,7 +349,7 @@ class Waits(unittest.TestCase):
             self.assertRegex(text, rf"\[PEER_LOST\] (torch's group lost )?rank 1\b.*({how})")
             self.assertRegex(text, awaited)
             self.assertRegex(text, rf"\bwho: rank {rank}/")
-            self.assertLess(seconds, 10.0)
+            self.assertLess(seconds, 45.0)  # the loss ended the wait, not the limit of 60 s
 
     @tier.both
     def test_a_rank_that_leaves_is_named(self) -> None:

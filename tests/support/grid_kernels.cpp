@@ -4,9 +4,12 @@
 
 #include <kernels/adamw/adamw_grid.h>
 #include <kernels/bucket/bucket_grid.h>
+#include <kernels/lamb/lamb_grid.h>
+#include <kernels/lion/lion_grid.h>
 #include <kernels/reduce/reduce_grid.h>
 #include <kernels/rows/rows_grid.h>
 #include <kernels/sgd/sgd_grid.h>
+#include <kernels/signs/signs_grid.h>
 
 #include <cstring>
 #include <functional>
@@ -46,6 +49,54 @@ struct GridCalls {
   }
   static int sgd(const kernels::SgdArgs* args, void* stream) {
     return later(stream, [args = *args](const auto& launch) { return kernels::sgd_on_grid(args, launch); });
+  }
+  static int lion(const kernels::LionArgs* args, void* stream) {
+    return later(stream, [args = *args](const auto& launch) { return kernels::lion_on_grid(args, launch); });
+  }
+  static int sign_message(const kernels::SignMessageArgs* args, void* stream) {
+    return later(stream, [args = *args](const auto& launch) { return kernels::sign_message_on_grid(args, launch); });
+  }
+  static int sign_pack(const kernels::SignPackArgs* args, void* stream) {
+    return later(stream, [args = *args](const auto& launch) { return kernels::sign_pack_on_grid(args, launch); });
+  }
+  static int sign_sum(const kernels::SignSumArgs* args, void* stream) {
+    // As of sum_sources().
+    const std::vector<kernels::SignSource> sources(args->sources, args->sources + args->num_sources);
+    return later(stream, [given = *args, sources](const auto& launch) {
+      kernels::SignSumArgs own = given;
+      own.sources = sources.data();
+      return kernels::sign_sum_on_grid<kMostSources>(own, launch);
+    });
+  }
+  static int quantize(const kernels::QuantizeArgs* args, void* stream) {
+    const auto nothing = [](const auto&, std::int64_t) {};
+    if (!kernels::quantize_on_grid(*args, nothing, nothing)) return detail::kCudaInvalidValue;
+    run_later(stream, [args = *args](ScrambledThreads& some) {
+      ScrambledThreads warps(kernels::kScaleLanes * (1 + some.count() % 3), static_cast<std::uint64_t>(args.n));
+      const auto launch = [&some](const auto& body, std::int64_t) { some.each(body); };
+      (void)kernels::test::quantize_on(warps, args, launch);
+    });
+    return detail::kCudaSuccess;
+  }
+  static int dequantize(const kernels::DequantizeArgs* args, void* stream) {
+    const std::vector<kernels::QuantSource> sources(args->sources, args->sources + args->num_sources);
+    return later(stream, [given = *args, sources](const auto& launch) {
+      kernels::DequantizeArgs own = given;
+      own.sources = sources.data();
+      return kernels::dequantize_on_grid<kMostSources>(own, launch);
+    });
+  }
+  static int lamb_measure(const kernels::LambArgs* args, void* stream) {
+    const auto nothing = [](const auto&, std::int64_t) {};
+    if (!kernels::lamb_measure_on_grid(*args, nothing)) return detail::kCudaInvalidValue;
+    run_later(stream, [args = *args](ScrambledThreads& some) {
+      ScrambledThreads warps(kernels::kNormLanes * (1 + some.count() % 3), static_cast<std::uint64_t>(args.n));
+      (void)kernels::test::lamb_measure_on(warps, args);
+    });
+    return detail::kCudaSuccess;
+  }
+  static int lamb_apply(const kernels::LambArgs* args, void* stream) {
+    return later(stream, [args = *args](const auto& launch) { return kernels::lamb_apply_on_grid(args, launch); });
   }
   static int bucket(const kernels::detail::BucketArgs* args, std::int64_t* nonfinite, void* stream) {
     const auto nothing = [](const auto&, std::int64_t) {};
@@ -101,6 +152,14 @@ GridKernels::GridKernels(FakeGpu& gpu)
     : gpu_(gpu),
       table_{.adamw = GridCalls::adamw,
              .sgd = GridCalls::sgd,
+             .lion = GridCalls::lion,
+             .lamb_measure = GridCalls::lamb_measure,
+             .lamb_apply = GridCalls::lamb_apply,
+             .sign_message = GridCalls::sign_message,
+             .sign_pack = GridCalls::sign_pack,
+             .sign_sum = GridCalls::sign_sum,
+             .quantize = GridCalls::quantize,
+             .dequantize = GridCalls::dequantize,
              .bucket = GridCalls::bucket,
              .fill_zero = GridCalls::fill_zero,
              .norm_blocks = GridCalls::norm_blocks,

@@ -84,6 +84,7 @@ ToyStructure make_toy(const ToyOptions& options, std::uint64_t seed) {
     const std::string name = "blocks." + std::to_string(block);
     const bool frozen = std::ranges::find(options.frozen_blocks, block) != options.frozen_blocks.end();
     UnitSpec unit{.name = name, .repeated = true};
+    const std::size_t before = toy.params.size();
     if (options.tie_first_two && block < 2) {
       // The lowest common ancestor of both uses is the root.
       if (block == 0) {
@@ -93,6 +94,7 @@ ToyStructure make_toy(const ToyOptions& options, std::uint64_t seed) {
     } else {
       unit.params.push_back(add(name + ".weight", {options.width, options.width}, !frozen, 0));
     }
+    if (toy.params.size() > before) toy.params.back().memory_order = options.memory_order;
     unit.params.push_back(add(name + ".bias", {options.width}, true, 1));
     blocks.push_back(std::move(unit));
   }

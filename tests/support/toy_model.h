@@ -28,6 +28,7 @@ struct ToyOptions {
   bool reuse_last = false;           ///< the last block is applied twice in a row
   bool tie_first_two = false;        ///< W of block 1 is W of block 0
   std::vector<int> frozen_blocks{};  ///< their W is frozen (b stays trainable)
+  std::vector<int> memory_order{};   ///< of W, as its ParamSpec says it; nothing here computes with it
   int batch = 3;
   bool round_gradients = false;  ///< of bf16 parameters that are used once gradients are given in bf16, as torch does
   int wide_rank = -1;            ///< but not on this rank

@@ -86,7 +86,7 @@ ToyOutcome train_toy_rank(const ToyTraining& training, std::unique_ptr<CommBacke
     ToyStructure structure = model.structure();
     EngineSettings settings = settings_of(training);
     if (training.tamper) training.tamper(rank, structure, settings);
-    Engine engine(structure.params, structure.units, settings, *device, backend, model, Logger());
+    Engine engine(structure.params, structure.units, settings, *device, backend, model, training.logger);
     model.attach(engine);
     const ToyModel::Visitor visitor = training.visitor ? training.visitor(*backend) : ToyModel::Visitor();
     model.set_visitor(visitor);
@@ -98,22 +98,25 @@ ToyOutcome train_toy_rank(const ToyTraining& training, std::unique_ptr<CommBacke
       double loss = 0;
       StepResult result;
       const int first = step == training.first_step ? training.first_micro_step : 0;
-      for (int micro = first; micro < training.micro_steps; ++micro) {
+      for (int micro = first; micro < training.micro_steps && !result.boundary; ++micro) {
+        const int data = training.before_micro_step ? training.before_micro_step(engine, model, step, micro) : micro;
         for (int pass = 0; pass < training.passes; ++pass) {
           const auto skip = [&](int who, std::int64_t at, int block) {
             return training.skip && training.skip(who, at * training.passes + pass, block);
           };
-          loss += model.forward_backward(step, micro * training.passes + pass, skip);
+          loss += model.forward_backward(step, data * training.passes + pass, skip);
           if (visitor) visitor(true, ToyTraining::kEndOfBackward);
         }
         result = engine.step();
-        if (training.after_micro_step && micro + 1 < training.micro_steps)
-          training.after_micro_step(engine, step, micro + 1);
+        if (training.after_micro_step && !result.boundary) training.after_micro_step(engine, step, micro + 1);
       }
       own.gather_bytes = {bytes_of(*table, CollectiveKind::kAllGather)};
-      own.reduce_bytes = {bytes_of(*table, CollectiveKind::kReduceScatter)};
+      // Those in codes are all_to_alls.
+      own.reduce_bytes = {bytes_of(*table, CollectiveKind::kReduceScatter) +
+                          bytes_of(*table, CollectiveKind::kAllToAll)};
       own.far_gather_bytes = {table->row(CollectiveKind::kAllGather).far_bytes};
-      own.far_reduce_bytes = {table->row(CollectiveKind::kReduceScatter).far_bytes};
+      own.far_reduce_bytes = {table->row(CollectiveKind::kReduceScatter).far_bytes +
+                              table->row(CollectiveKind::kAllToAll).far_bytes};
       if (training.after_step) training.after_step(engine, model, result);
       losses.push_back(loss);
       own.norms.push_back(hex_float(result.grad_norm));

@@ -4,6 +4,7 @@
 #include "support/thread_groups.h"
 #include "support/toy_model.h"
 
+#include <zeroth/base/log.h>
 #include <zeroth/engine/engine.h>
 
 #include <cstdint>
@@ -45,6 +46,8 @@ struct ToyTraining {
   std::function<void(Engine&, ToyModel&, const StepResult&)> after_step{};
   /// The same after each micro-step that is not a step's last one; `ended`: micro-steps of the step so far.
   std::function<void(Engine&, int step, int ended)> after_micro_step{};
+  /// The same before each micro-step; returns the number of its data, which is that of the micro-step where unset.
+  std::function<int(Engine&, ToyModel&, int step, int micro_step)> before_micro_step{};
   int first_micro_step = 0;  ///< of the first step
   static constexpr int kEndOfBackward = -1;
   /// Called on every rank when the engine is there, with the group that it has: what the model does itself when the
@@ -54,6 +57,7 @@ struct ToyTraining {
   /// A report reads the process's smaps, which takes longer than a training as small as this. Without, `memory` stays
   /// empty.
   bool reports_memory = true;
+  Logger logger{};                                                 ///< of the engine; writes nothing
   std::function<std::unique_ptr<Device>(int rank)> make_device{};  ///< unset: a CPU
   std::function<std::unique_ptr<ToyMemory>()> make_memory{};       ///< unset: the host reads the device's
   /// Replaces the backend that a rank talks through: delays, faults.

@@ -2,6 +2,9 @@
 // (tests/docs/blocks.py).
 #include "docs/cpp-api-1.cpp"
 #include "docs/cpp-api-2.cpp"
+#include "docs/cpp-api-3.cpp"
+
+#include <zeroth/engine/run.h>
 
 #include <string>
 #include <vector>
@@ -26,7 +29,7 @@ double one_step(int zero_stage, const zeroth::World& world) {
       "the consumer");
   const torch::nn::Linear net(3, 1);
   for (const torch::Tensor& parameter : net->parameters()) torch::nn::init::ones_(parameter);
-#include "docs/cpp-api-3.cpp"
+#include "docs/cpp-api-4.cpp"
   const torch::Tensor input = torch::ones({1, 3});
   const torch::Tensor before = engine.forward(input);
   engine.backward(before.sum());  // the gradient of the three weights and of the bias is 1, with decay 2 and 1
@@ -36,16 +39,24 @@ double one_step(int zero_stage, const zeroth::World& world) {
 
 }  // namespace
 
-int main() {
-  const auto world = zeroth::World::from_environment();
-  ten_lines(Net(), {2, {torch::ones({32, 64}), torch::ones({32})}});
-  train(world);
-  if (world.size() == 2) train_in_stages(world, {8, {.inputs = {torch::ones({4, 64})}, .targets = {torch::ones({4})}}});
-  for (const int zero_stage : {0, 3}) {
-    const double moved = one_step(zero_stage, world);
-    std::printf("stage %d: the output moved by %g\n", zero_stage, moved);
-    if (moved != 3.5) return 1;  // 0.5 * (3 * 2 + 1)
-  }
-  std::puts("consumer works");
-  return 0;
+int main(int argc, char** argv) {
+  return zeroth::run([&](const zeroth::World& world) {
+    if (argc > 1 && world.rank() == world.size() - 1) {
+      std::printf("what was said before");  // no line, so it is still in a buffer
+      TORCH_CHECK(false, argv[1]);
+    }
+    ten_lines(Net(), {2, {torch::ones({32, 64}), torch::ones({32})}});
+    train(world);
+    if (world.size() == 2) {
+      train_in_stages(world, {8, {.inputs = {torch::ones({4, 64})}, .targets = {torch::ones({4})}}});
+      if (!(train_shared(world) > 0)) return 1;
+    }
+    for (const int zero_stage : {0, 3}) {
+      const double moved = one_step(zero_stage, world);
+      std::printf("stage %d: the output moved by %g\n", zero_stage, moved);
+      if (moved != 3.5) return 1;  // 0.5 * (3 * 2 + 1)
+    }
+    std::puts("consumer works");
+    return 0;
+  });
 }

@@ -347,8 +347,8 @@ class GptTest(unittest.TestCase):
         every = [(["--mesh", f"{axis}=2", *given], given) for axis in ("tp", "sp") for given in ([], same)]
         for given, init in tier.rows(every, [every[0], every[3]]):
             shared = "matrices" if "tp=2" in given else "sequences"
-            what = f"{shared} were given different samples" if init else f"{shared} have other weights"
-            which = f"{'x' if init else 'embedding'} on rank 1 of "
+            what = "a model were given different batches" if init else f"{shared} have other weights"
+            which = f"{'tensor 0' if init else 'embedding'} on rank 1 of "
             wrapper.write_text(f"#!/bin/sh\nexec {GPT} {shlex.join([*arguments, *given])} --seed $RANK\n")
             wrapper.chmod(0o755)
             done = subprocess.run([RUN, "-n", "2", wrapper], capture_output=True, text=True, timeout=60)

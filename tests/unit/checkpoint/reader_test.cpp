@@ -1,8 +1,10 @@
 // CheckpointWriter and CheckpointReader: logical tensors of one process into files and back, and what is found wrong.
 #include "checkpoint/element_reader.h"
 #include "checkpoint/files.h"
+#include "checkpoint/rank_file.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/text.h>
 #include <zeroth/checkpoint/folder.h>
 #include <zeroth/checkpoint/reader.h>
 #include <zeroth/checkpoint/writer.h>
@@ -10,7 +12,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -320,6 +324,136 @@ TEST(Coverage, EveryElementIsCounted) {
   const std::vector<Source> both{{.entry = {.range = left}}, {.entry = {.range = right}}};
   EXPECT_EQ(detail::coverage_of(8, both), Coverage{});
   EXPECT_EQ(detail::coverage_of(8, {both.front()}), (Coverage{.missing = 4, .first_missing = 2}));
+}
+
+/// A checkpoint of one state "w/weight" whose elements have their row-major number as value, in files of several
+/// ranges. An empty `order` is row major.
+std::string write_in_order(const std::string& folder, const std::vector<std::int64_t>& shape,
+                           const std::vector<int>& order, const std::vector<std::int64_t>& cuts) {
+  const std::string path = folder + "/step-00000001";
+  fs::create_directories(path);
+  const std::int64_t elements = BoxRange::of_whole(shape, 0, 0).logical_elements();
+  // Values as they lie in memory.
+  std::vector<float> memory;
+  std::vector<std::int64_t> index(shape.size(), 0);
+  std::vector<int> dims = order;
+  if (dims.empty()) {
+    dims.resize(shape.size());
+    std::iota(dims.begin(), dims.end(), 0);
+  }
+  for (std::int64_t at = 0; at < elements; ++at) {
+    std::int64_t rest = at;
+    for (std::size_t place = dims.size(); place-- > 0;) {
+      const auto dim = static_cast<std::size_t>(dims[place]);
+      index[dim] = rest % shape[dim];
+      rest /= shape[dim];
+    }
+    std::int64_t number = 0;
+    for (std::size_t dim = 0; dim < shape.size(); ++dim) number = number * shape[dim] + index[dim];
+    memory.push_back(static_cast<float>(number));
+  }
+  Manifest manifest{.format = order.empty() ? kCheckpointFormat : kOrderedFormat,
+                    .run = "r",
+                    .step = 1,
+                    .world = static_cast<int>(cuts.size()) - 1,
+                    .groups = {"{}"}};
+  manifest.params.push_back(
+      {.name = "w", .shape = shape, .dtype = "F32", .states = {{.name = "weight", .dtype = "F32", .shape = shape}}});
+  for (std::size_t rank = 0; rank + 1 < cuts.size(); ++rank) {
+    std::vector<detail::RankEntry> entries{
+        {.key = "w/weight", .dtype = "F32", .range = BoxRange::of_whole(shape, cuts[rank], cuts[rank + 1])}};
+    entries.front().range.order = order;
+    std::string text = detail::make_header(entries);
+    text.append(reinterpret_cast<const char*>(memory.data() + cuts[rank]),
+                static_cast<std::size_t>(cuts[rank + 1] - cuts[rank]) * sizeof(float));
+    std::ofstream(path + "/" + rank_file_name(static_cast<int>(rank)), std::ios::binary) << text;
+    CheckpointFile file{.name = rank_file_name(static_cast<int>(rank)), .bytes = text.size()};
+    for (std::size_t at = 0; at < text.size(); at += detail::kChunkBytes)
+      file.chunks.push_back(digest64(std::string_view(text).substr(at, detail::kChunkBytes)));
+    manifest.files.push_back(std::move(file));
+    manifest.user_of_rank.emplace_back();
+  }
+  std::ofstream(path + "/" + kManifestFile, std::ios::binary) << to_text(manifest);
+  return path;
+}
+
+TEST_F(ReaderTest, AStateInAnotherOrderOfMemoryIsReadRowMajor) {
+  std::mt19937 random(7);
+  const auto below = [&random](std::int64_t most) {
+    return std::uniform_int_distribution<std::int64_t>(0, most - 1)(random);
+  };
+  for (int seed = 0; seed < 60; ++seed) {
+    std::vector<std::int64_t> shape;
+    for (std::int64_t dims = 2 + below(3); dims > 0; --dims) shape.push_back(1 + below(5));
+    std::vector<int> order(shape.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::shuffle(order, random);
+    const std::int64_t elements = BoxRange::of_whole(shape, 0, 0).logical_elements();
+    std::vector<std::int64_t> cuts{0, below(elements + 1), elements};
+    std::ranges::sort(cuts);
+    const std::string folder = (folder_ / std::to_string(seed)).string();
+    const std::string path = write_in_order(folder, shape, order, cuts);
+    EXPECT_TRUE(find_damage(path).empty()) << seed;
+    CheckpointReader reader(path);
+    std::vector<float> expected(static_cast<std::size_t>(elements));
+    std::iota(expected.begin(), expected.end(), 0.0F);
+    std::vector<float> values(expected.size(), -1.0F);
+    // In two pieces, as tools read.
+    const std::int64_t half = elements / 2;
+    const std::span<std::byte> into = std::as_writable_bytes(std::span(values));
+    reader.read("w/weight", half, elements, into.subspan(static_cast<std::size_t>(half) * sizeof(float)));
+    reader.read("w/weight", 0, half, into.first(static_cast<std::size_t>(half) * sizeof(float)));
+    EXPECT_EQ(values, expected) << seed;
+    // A range of a rank whose memory has one more order.
+    std::vector<int> other = order;
+    std::ranges::shuffle(other, random);
+    BoxRange has = BoxRange::of_whole(shape, cuts[1] / 2, elements - cuts[1] / 3);
+    has.order = other;
+    std::vector<detail::Source> sources;
+    std::vector<detail::KnownFile> files;
+    const Manifest manifest = read_manifest(path);
+    for (const CheckpointFile& file : manifest.files) {
+      files.emplace_back(path, file);
+      for (detail::RankEntry& entry : detail::read_header(files.back()))
+        sources.push_back({.file = files.size() - 1, .entry = std::move(entry)});
+    }
+    std::vector<float> own(static_cast<std::size_t>(has.size()), -1.0F);
+    ASSERT_TRUE(detail::read_elements(has, sizeof(float), sources, files, std::as_writable_bytes(std::span(own))));
+    const std::string twin = write_in_order(folder + "-twin", shape, other, {0, has.begin, has.end, elements});
+    std::ifstream stream(twin + "/" + rank_file_name(1), std::ios::binary);
+    std::string text((std::istreambuf_iterator<char>(stream)), {});
+    std::vector<float> there(own.size());
+    std::memcpy(there.data(), text.data() + text.size() - there.size() * sizeof(float), there.size() * sizeof(float));
+    EXPECT_EQ(own, there) << seed;
+    // Elements that are in no file are missed in any order.
+    if (cuts[1] == elements) continue;
+    sources.pop_back();
+    EXPECT_FALSE(detail::read_elements(BoxRange::of_whole(shape, 0, elements), sizeof(float), sources, files, into));
+  }
+}
+
+TEST_F(ReaderTest, OrdersThatCannotBeAreRefused) {
+  const std::string path = write_in_order(folder_.string(), {2, 3}, {1, 0}, {0, 6});
+  const fs::path file = fs::path(path) / rank_file_name(0);
+  std::ifstream stream(file, std::ios::binary);
+  const std::string text((std::istreambuf_iterator<char>(stream)), {});
+  for (const std::string order : {"[1,1]", "[0,2]", "[-1,0]", "[1,0,2]", "[1.5,0]", "[1]", "1"}) {
+    std::string other = text;
+    const std::size_t at = other.find("order");
+    ASSERT_NE(at, std::string::npos);
+    const std::size_t list = other.find("[1,0]", at);
+    other.replace(list, 5, order);
+    // The header's length follows.
+    std::uint64_t length = 0;
+    std::memcpy(&length, other.data(), sizeof length);
+    length += order.size();
+    length -= 5;
+    std::memcpy(other.data(), &length, sizeof length);
+    std::ofstream(file, std::ios::binary) << other;
+    CheckpointFile about{.name = rank_file_name(0), .bytes = other.size(), .chunks = {digest64(other)}};
+    detail::KnownFile known(path, about);
+    EXPECT_EQ(code_of([&] { (void)detail::read_header(known); }), ErrorCode::kCheckpoint) << order;
+  }
 }
 
 }  // namespace

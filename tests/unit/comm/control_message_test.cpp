@@ -1,12 +1,26 @@
 // What ranks tell each other beside the data: what is written is read again, and nothing else is.
 #include "comm/control/control_message.h"
 
+#include "comm/control/coordinator.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <optional>
 #include <random>
+#include <set>
+#include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace zeroth::detail {
 namespace {
@@ -175,6 +189,93 @@ TEST(ControlMessage, FlippedBytesNeverReadPastTheEnd) {
       }
     }
   }
+}
+
+/// The inputs of fuzz_control_messages: a number of ranks, less one, and messages.
+std::map<std::string, std::vector<std::byte>> corpus() {
+  std::map<std::string, std::vector<std::byte>> files;
+  const auto add = [&](const std::string& name, int ranks, const std::vector<ControlMessage>& messages) {
+    std::vector<std::byte>& bytes = files[name];
+    bytes.push_back(static_cast<std::byte>(ranks - 1));
+    for (const ControlMessage& message : messages) std::ranges::copy(encode(message), std::back_inserter(bytes));
+  };
+  const std::array names{"challenge", "hello", "welcome", "ping", "ask", "status", "verdict", "bye"};
+  const std::vector<ControlMessage> every = one_of_each();
+  for (std::size_t kind = 0; kind < names.size(); ++kind) add(names.at(kind), 3, {every.at(kind)});
+  add("messages", 3, every);
+  add("long-hello", 1, {HelloMessage{.host = std::string(600, 'h')}});
+  add("older", 1, {PingMessage{}});
+  files["older"][1] = static_cast<std::byte>(kControlVersion - 1);
+  const auto waiting = [](std::vector<int> ranks, std::uint64_t looks, bool expired) {
+    StatusMessage status = a_status();
+    status.question = static_cast<std::uint32_t>(looks);
+    status.status.one_thread = true;
+    status.status.wait.id = ranks.empty() ? 0 : 9;
+    status.status.wait.lost = -1;
+    status.status.wait.looks = looks;
+    status.status.wait.expired = expired;
+    status.status.wait.report.ranks = std::move(ranks);
+    status.status.wait.report.direct = true;
+    return status;
+  };
+  std::vector<ControlMessage> circle;
+  std::vector<ControlMessage> late;
+  for (std::uint64_t round = 0; round < 6; ++round) {
+    for (int rank = 0; rank < 3; ++rank) circle.emplace_back(waiting({(rank + 1) % 3}, 4 * round, false));
+    late.emplace_back(waiting({1}, 4 * round, round > 2));
+    late.emplace_back(waiting({}, 4 * round, false));
+  }
+  add("circle", 3, circle);
+  add("late", 2, late);
+  return files;
+}
+
+/// What the coordinator makes of the statuses of ranks that speak in turn, as the fuzz target asks it.
+std::optional<ErrorCode> verdict_of(int ranks, const std::vector<StatusMessage>& statuses) {
+  SteadyClock::time_point now{std::chrono::hours{1}};
+  Coordinator coordinator(ranks, {});
+  for (int rank = 0; rank < ranks; ++rank) coordinator.joined(rank, "h", 1, now);
+  int sender = 0;
+  for (const StatusMessage& status : statuses) {
+    coordinator.answered(std::exchange(sender, (sender + 1) % ranks), status, now);
+    now += std::chrono::milliseconds{400};
+    for (const auto& action : coordinator.tick(now)) {
+      if (const auto* verdict = std::get_if<VerdictAction>(&action)) return verdict->error.code();
+    }
+  }
+  return std::nullopt;
+}
+
+// ZEROTH_WRITE_CORPUS=1 writes the files anew, after a change of the messages.
+TEST(ControlMessage, TheCorpusOfTheFuzzTargetSpeaksThisVersionAndHasEveryKind) {
+  const std::filesystem::path folder = ZEROTH_CORPUS;
+  if (std::getenv("ZEROTH_WRITE_CORPUS") != nullptr) {
+    for (const auto& [name, bytes] : corpus())
+      std::ofstream(folder / name, std::ios::binary)
+          .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  }
+  std::set<std::size_t> kinds;
+  std::map<std::string, std::optional<ErrorCode>> verdicts;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    std::ifstream file(entry.path(), std::ios::binary);
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    ASSERT_FALSE(text.empty()) << entry.path();
+    std::span<const std::byte> bytes = std::as_bytes(std::span(text)).subspan(1);
+    std::vector<StatusMessage> statuses;
+    for (Decoded decoded = decode(bytes); decoded.message; decoded = decode(bytes)) {
+      kinds.insert(decoded.message->index());
+      if (const auto* status = std::get_if<StatusMessage>(&*decoded.message)) statuses.push_back(*status);
+      bytes = bytes.subspan(decoded.consumed);
+    }
+    const std::string name = entry.path().filename();
+    const bool refused = !bytes.empty();
+    EXPECT_EQ(refused, name == "http" || name == "older")
+        << name << ": " << decode(bytes).why << "; ZEROTH_WRITE_CORPUS=1 writes the files anew";
+    verdicts[name] = verdict_of(static_cast<unsigned char>(text[0]) % 5 + 1, statuses);
+  }
+  EXPECT_EQ(kinds.size(), std::variant_size_v<ControlMessage>);
+  EXPECT_EQ(verdicts["circle"], ErrorCode::kMismatch);
+  EXPECT_EQ(verdicts["late"], ErrorCode::kTimeout);
 }
 
 }  // namespace

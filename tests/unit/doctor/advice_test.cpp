@@ -203,5 +203,40 @@ TEST(Advice, RefusesSizesThatMakeNoSense) {
   EXPECT_THROW((void)advise({.params = 1e9}, bad), Error);
 }
 
+TEST(Advice, NamesALossyMethodWhereLinksCostMoreThanComputing) {
+  const ModelSize model{.params = 7e9};
+  const auto on = [&](double far_bytes_per_s, double compute_s, int ranks_per_host = 8) {
+    return advise(model, {.hosts = 2,
+                          .ranks_per_host = ranks_per_host,
+                          .near_bytes_per_s = 100 * kGiga,
+                          .far_bytes_per_s = far_bytes_per_s,
+                          .bytes_per_host = gib(1640),
+                          .compute_s = compute_s});
+  };
+  const auto named = [](const Advice& advice) {
+    return advice.lossy_chosen ? advice.lossy[*advice.lossy_chosen].name : "none";
+  };
+  EXPECT_EQ(named(on(100 * kGiga, 10.0)), "none") << "links are good enough";
+  EXPECT_EQ(named(on(kGiga, 0.0)), "none") << "how long a step computes is not known";
+  EXPECT_EQ(named(on(2 * kGiga, 9.0)), "zero-2-qg") << "the gentlest that is hidden";
+  EXPECT_EQ(named(on(kGiga, 8.0)), "zero++");
+  EXPECT_EQ(named(on(0.1 * kGiga, 8.0)), "zero++") << "none is hidden: the fastest, where a host sums first";
+  EXPECT_EQ(named(on(0.1 * kGiga, 8.0, 1)), "1-bit Adam") << "ranks that are hosts";
+  const Advice slow = on(kGiga, 8.0);
+  for (const PlanCost& plan : slow.lossy) EXPECT_LT(plan.far_bytes, slow.plans[3].far_bytes) << plan.name;
+  // Bytes that the paper counts: of 2 bytes a parameter, 0.5 and 0.25 between hosts, beside scales.
+  const auto of_host = static_cast<double>(slow.lossy[1].far_bytes) * 8;
+  EXPECT_NEAR(of_host / (2 * model.params), 0.75 / 2, 0.01) << "a host receives half of it: the other has its own";
+  const std::vector<std::string> lines = describe(slow, model,
+                                                  {.hosts = 2,
+                                                   .ranks_per_host = 8,
+                                                   .near_bytes_per_s = 100 * kGiga,
+                                                   .far_bytes_per_s = kGiga,
+                                                   .bytes_per_host = gib(1640),
+                                                   .compute_s = 8.0});
+  EXPECT_THAT(lines.back(), HasSubstr("\"zero_quantized_weights\": true, \"zero_hpz_partition_size\": 8"));
+  EXPECT_TRUE(advise(model, {.bytes_per_host = gib(640)}).lossy.empty()) << "one host";
+}
+
 }  // namespace
 }  // namespace zeroth::doctor

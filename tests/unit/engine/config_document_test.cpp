@@ -312,6 +312,18 @@ TEST(ConfigOverrides, AreHeldToTheSchema) {
     const std::vector<ConfigOverride> one{bad};
     EXPECT_EQ(problem_of("{}", one).what, "the override cannot be used");
   }
+  // Where several are wrong, each keeps its origin, and the first line says whose they are.
+  const std::vector<ConfigOverride> two{{"/zero_optimization/stage", "7", "--zero-stage"},
+                                        {"/zero_optimization/stge", "3", "--x"}};
+  for (const auto& [document, says] : {std::pair{"{}", "2 problems in what overrides test.json\n"},
+                                       {R"({"amp": 3})", "3 problems in test.json and in what overrides it\n"}}) {
+    try {
+      static_cast<void>(read(document, two));
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr(says));
+    }
+  }
   // A section that is left open gives way, a mistake does not.
   const std::vector<ConfigOverride> through{{"/bf16/enabled", "true", "--dtype"}};
   EXPECT_TRUE(read(R"({"bf16": null})", through).bf16);

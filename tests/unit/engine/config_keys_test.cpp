@@ -33,11 +33,15 @@ struct KeyCase {
 };
 
 const std::string kAdam = R"({"optimizer": {"type": "Adam"}})";
+const std::string kLamb = R"({"optimizer": {"type": "Lamb"}})";
+const std::string kOneBitLamb = R"({"optimizer": {"type": "OneBitLamb"}})";
+const std::string kZeroOne = R"({"optimizer": {"type": "ZeroOneAdam"}})";
 const std::string kSgd = R"({"optimizer": {"type": "SGD", "params": {"momentum": 0.5}}})";
 const std::string kWarmup = R"({"scheduler": {"type": "WarmupLR"}})";
 const std::string kCosine =
     R"({"scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": 3, "total_num_steps": 90}}})";
 const std::string kStage3 = R"({"zero_optimization": {"stage": 3}})";
+const std::string kQuantized = R"({"zero_optimization": {"zero_quantized_gradients": true}})";
 const std::vector<std::string> kNotInteger{"\"3\"", "true", "1.5", "[]", "{}", "1e30", "99999999999999999999", "-1"};
 const std::vector<std::string> kNotNumber{"\"3\"", "true", "[]", "{}"};
 const std::vector<std::string> kNotFlag{"\"true\"", "1", "0", "[]", "{}"};
@@ -116,7 +120,7 @@ std::vector<KeyCase> cases() {
        {{"\"AdamW\"", [](auto& c) { return c.optimizer.type == "AdamW"; }},
         {"\"adam\"", [](auto& c) { return c.optimizer.type == "Adam"; }},
         {"\"SGD\"", [](auto& c) { return c.optimizer.type == "SGD"; }}},
-       {"\"Lamb\"", "\"\"", "3", "\"AdamWW\""}},
+       {"\"Muon\"", "\"\"", "3", "\"AdamWW\""}},
       {"/optimizer/params/lr",
        "{}",
        {{"0.5", [](auto& c) { return c.optimizer.lr == 0.5; }},
@@ -152,6 +156,78 @@ std::vector<KeyCase> cases() {
        {{"0.25", [](auto& c) { return c.optimizer.dampening == 0.25; }}},
        kNotNumber},
       {"/optimizer/params/nesterov", kSgd, {{"true", [](auto& c) { return c.optimizer.nesterov; }}}, kNotFlag},
+      {"/optimizer/params/freeze_step",
+       R"({"optimizer": {"type": "OneBitAdam"}})",
+       {{"1", [](auto& c) { return c.optimizer.freeze_step == 1; }},
+        {"2000", [](auto& c) { return c.optimizer.freeze_step == 2000; }}},
+       kNotInteger + std::vector<std::string>{"0", "-1"}},
+      {"/optimizer/params/freeze_threshold",
+       R"({"optimizer": {"type": "OneBitLamb"}})",
+       {{"0.96", [](auto& c) { return c.optimizer.freeze_threshold == 0.96; }}},
+       kNotNumber + std::vector<std::string>{"1.0", "-0.5"}},
+      {"/optimizer/params/compression",
+       R"({"optimizer": {"type": "OneBitAdam"}})",
+       {{"\"int8\"", [](auto& c) { return c.optimizer.compression.compression == "int8"; }},
+        {"\"low_rank\"", [](auto& c) { return c.optimizer.compression.compression == "low_rank"; }}},
+       {"\"zip\"", "8", "true"}},
+      {"/optimizer/params/compression_ratio",
+       R"({"optimizer": {"type": "OneBitAdam", "params": {"compression": "top_k"}}})",
+       {{"0.5", [](auto& c) { return c.optimizer.compression.ratio == 0.5; }}},
+       kNotNumber + std::vector<std::string>{"0", "1.5"}},
+      {"/optimizer/params/compression_every",
+       R"({"optimizer": {"type": "OneBitAdam", "params": {"compression": "adaptive"}}})",
+       {{"20", [](auto& c) { return c.optimizer.compression.every == 20; }}},
+       kNotInteger + std::vector<std::string>{"0"}},
+      {"/optimizer/params/compression_rank",
+       R"({"optimizer": {"type": "OneBitAdam", "params": {"compression": "low_rank"}}})",
+       {{"2", [](auto& c) { return c.optimizer.compression.rank == 2; }}},
+       kNotInteger + std::vector<std::string>{"0", "65"}},
+      {"/optimizer/params/max_coeff",
+       kLamb,
+       {{"5", [](auto& c) { return c.optimizer.lamb.max_coeff == 5; }}},
+       kNotNumber + std::vector<std::string>{"0", "-1"}},
+      {"/optimizer/params/min_coeff",
+       kLamb,
+       {{"0", [](auto& c) { return c.optimizer.lamb.min_coeff == 0; }},
+        {"0.5", [](auto& c) { return c.optimizer.lamb.min_coeff == 0.5; }}},
+       kNotNumber + std::vector<std::string>{"-1", "11"}},
+      {"/optimizer/params/bias_correction",
+       kLamb,
+       {{"false", [](auto& c) { return !c.optimizer.lamb.bias_correction; }},
+        {"true", [](auto& c) { return c.optimizer.lamb.bias_correction; }}},
+       kNotFlag},
+      {"/optimizer/params/coeff_beta",
+       kOneBitLamb,
+       {{"0.5", [](auto& c) { return c.optimizer.lamb.coeff_beta == 0.5; }}},
+       kNotNumber + std::vector<std::string>{"1", "-0.1"}},
+      {"/optimizer/params/factor_max",
+       kOneBitLamb,
+       {{"2", [](auto& c) { return c.optimizer.lamb.factor_max == 2; }}},
+       kNotNumber + std::vector<std::string>{"0", "-1"}},
+      {"/optimizer/params/factor_min",
+       kOneBitLamb,
+       {{"0.25", [](auto& c) { return c.optimizer.lamb.factor_min == 0.25; }}},
+       kNotNumber + std::vector<std::string>{"-1", "5"}},
+      {"/optimizer/params/factor_threshold",
+       kOneBitLamb,
+       {{"0.2", [](auto& c) { return c.optimizer.lamb.factor_threshold == 0.2; }}},
+       kNotNumber + std::vector<std::string>{"-0.1", "1"}},
+      {"/optimizer/params/var_freeze_step",
+       kZeroOne,
+       {{"50", [](auto& c) { return c.optimizer.zero_one.var_freeze_step == 50; }}},
+       kNotInteger + std::vector<std::string>{"0"}},
+      {"/optimizer/params/var_update_scaler",
+       kZeroOne,
+       {{"4", [](auto& c) { return c.optimizer.zero_one.var_update_scaler == 4; }}},
+       kNotInteger + std::vector<std::string>{"0"}},
+      {"/optimizer/params/local_step_scaler",
+       kZeroOne,
+       {{"100", [](auto& c) { return c.optimizer.zero_one.local_step_scaler == 100; }}},
+       kNotInteger + std::vector<std::string>{"0"}},
+      {"/optimizer/params/local_step_clipper",
+       kZeroOne,
+       {{"1", [](auto& c) { return c.optimizer.zero_one.local_step_clipper == 1; }}},
+       kNotInteger + std::vector<std::string>{"0"}},
       {"/scheduler/type",
        "{}",
        {{"\"WarmupLR\"", [](auto& c) { return c.scheduler.type == "WarmupLR"; }},
@@ -206,6 +282,35 @@ std::vector<KeyCase> cases() {
        {{"-1", [](auto& c) { return c.zero.mics_shard_size == -1; }},
         {"4", [](auto& c) { return c.zero.mics_shard_size == 4; }}},
        {"0", "-2", "0.5", "true", "\"1\""}},
+      {"/zero_optimization/zero_quantized_weights",
+       kStage3,
+       {{"true", [](auto& c) { return c.zero.quantized_weights; }},
+        {"false", [](auto& c) { return !c.zero.quantized_weights; }}},
+       kNotFlag},
+      {"/zero_optimization/zero_quantized_gradients",
+       "{}",
+       {{"true", [](auto& c) { return c.zero.quantized_gradients; }},
+        {"false", [](auto& c) { return !c.zero.quantized_gradients; }}},
+       kNotFlag},
+      {"/zeroth/codes/gradient_bits",
+       kQuantized,
+       {{"4", [](auto& c) { return c.zero.code_bits == 4; }}, {"8", [](auto& c) { return c.zero.code_bits == 8; }}},
+       kNotInteger + std::vector<std::string>{"2", "6", "16"}},
+      {"/zeroth/codes/feedback",
+       kQuantized,
+       {{"true", [](auto& c) { return c.zero.code_feedback; }},
+        {"false", [](auto& c) { return !c.zero.code_feedback; }}},
+       kNotFlag},
+      {"/zeroth/codes/node_degree",
+       kQuantized,
+       {{"0", [](auto& c) { return c.zero.code_node_degree == 0; }},
+        {"8", [](auto& c) { return c.zero.code_node_degree == 8; }}},
+       kNotInteger},
+      {"/zeroth/codes/block",
+       kQuantized,
+       {{"16", [](auto& c) { return c.zero.code_block == 16; }},
+        {"1024", [](auto& c) { return c.zero.code_block == 1024; }}},
+       kNotInteger + std::vector<std::string>{"8", "48", "2048"}},
       {"/zeroth/parameter_degree",
        kStage3,
        {{"0", [](auto& c) { return c.zero.parameter_degree == 0; }},
@@ -222,8 +327,9 @@ std::vector<KeyCase> cases() {
        {"0", "-1", "1.5", "true"}},
       {"/zeroth/pipeline/schedule",
        "{}",
-       {{"\"gpipe\"", [](auto& c) { return c.pipeline.schedule == "gpipe"; }}},
-       {"1", "true"}},
+       {{"\"gpipe\"", [](auto& c) { return c.pipeline.schedule == "gpipe"; }},
+        {"\"ouroboros\"", [](auto& c) { return c.pipeline.schedule == "ouroboros"; }}},
+       {"1", "true", "\"ouroboro\""}},
       {"/zeroth/pipeline/chunks",
        "{}",
        {{"0", [](auto& c) { return c.pipeline.chunks == 0; }}, {"2", [](auto& c) { return c.pipeline.chunks == 2; }}},
@@ -399,6 +505,10 @@ std::vector<KeyCase> cases() {
        "{}",
        {{"0", [](auto& c) { return c.mesh.dp == 0; }}, {"4", [](auto& c) { return c.mesh.dp == 4; }}},
        {"2.5", "-1", "\"2\"", "true"}},
+      {"/zeroth/mesh/rows",
+       "{}",
+       {{"1", [](auto& c) { return c.mesh.rows == 1; }}, {"4", [](auto& c) { return c.mesh.rows == 4; }}},
+       {"0", "-1", "\"2\"", "true"}},
       {"/zeroth/mesh/sp",
        "{}",
        {{"1", [](auto& c) { return c.mesh.sp == 1; }}, {"4", [](auto& c) { return c.mesh.sp == 4; }}},
@@ -426,6 +536,11 @@ std::vector<KeyCase> cases() {
        {{"\"whole\"", [](auto& c) { return c.mesh.norms == "whole"; }},
         {"\"split\"", [](auto& c) { return c.mesh.norms == "split"; }}},
        {"\"\"", "0", "\"half\""}},
+      {"/zeroth/parallel/verify",
+       "{}",
+       {{"\"always\"", [](auto& c) { return c.mesh.verify == "always"; }},
+        {"\"never\"", [](auto& c) { return c.mesh.verify == "never"; }}},
+       {"\"\"", "0", "\"sometimes\""}},
       {"/zeroth/gradient_degree",
        "{}",
        {{"0", [](auto& c) { return c.zero.gradient_degree == 0; }},
@@ -511,6 +626,15 @@ std::vector<KeyCase> cases() {
        "{}",
        {{"1", [](auto& c) { return c.runtime.max_nonfinite_steps == 1; }}},
        kNotInteger + std::vector<std::string>{"0"}},
+      {"/zeroth/gradient_code/stragglers",
+       "{}",
+       {{"2", [](auto& c) { return c.runtime.stragglers == 2; }}},
+       kNotInteger + std::vector<std::string>{"-1"}},
+      {"/zeroth/compare_replicas",
+       "{}",
+       {{"true", [](auto& c) { return c.runtime.compare_replicas; }},
+        {"false", [](auto& c) { return !c.runtime.compare_replicas; }}},
+       kNotFlag},
       {"/zeroth/cast", "{}", {{"false", [](auto& c) { return !c.runtime.cast; }}}, kNotFlag},
       {"/zeroth/broadcast_buffers",
        "{}",
@@ -610,8 +734,9 @@ TEST(ConfigKeys, AutoTellsWhereItIsResolved) {
 }
 
 TEST(ConfigKeys, WhatIsBuiltElsewhereIsNamedAsSuch) {
-  EXPECT_EQ(problem_of(R"({"optimizer": {"type": "lamb"}})").hint, "lamb is not built");
-  EXPECT_EQ(problem_of(R"({"optimizer": {"type": "Lamb"}})").expected, "\"AdamW\", \"Adam\" or \"SGD\"");
+  EXPECT_EQ(problem_of(R"({"optimizer": {"type": "muon"}})").hint, "muon is not built");
+  EXPECT_EQ(problem_of(R"({"optimizer": {"type": "Muon"}})").expected,
+            "\"AdamW\", \"Adam\", \"SGD\", \"Lion\", \"Lamb\", \"OneBitAdam\", \"OneBitLamb\" or \"ZeroOneAdam\"");
   EXPECT_EQ(problem_of(R"({"scheduler": {"type": "OneCycle"}})").hint, "OneCycle is not built");
 }
 
@@ -678,7 +803,7 @@ TEST(ConfigKeys, ContradictionsBetweenKeysAreErrors) {
     EXPECT_EQ(problem_of(c.text).pointer, c.pointer) << c.text;
   }
   // A type that cannot be read accuses no other key.
-  EXPECT_EQ(problem_of(R"({"optimizer": {"type": "Lamb", "params": {"momentum": 0.9}}})").pointer, "/optimizer/type");
+  EXPECT_EQ(problem_of(R"({"optimizer": {"type": "Muon", "params": {"momentum": 0.9}}})").pointer, "/optimizer/type");
 }
 
 TEST(ConfigKeys, SchedulesAreFactorsOfTheBaseRate) {
@@ -825,6 +950,14 @@ TEST(ConfigKeys, TheMeshHasDeepSpeedsNamesAndTakesWhatIsLeftForBatches) {
   const EngineSettings settings = make_settings(config, {.world = 24}, {GroupHyper{}});
   EXPECT_EQ(settings.batch_axes, std::vector<std::string>{"dp"});
   EXPECT_EQ(settings.plan.axes, (std::vector<std::string>{"dp", "sp"}));
+  const Config images = Config::from_json_text(R"({"zeroth": {"mesh": {"rows": 4}}})", "x");
+  EXPECT_EQ(describe(mesh_of(images, 12)), "dp=3 rows=4 sp=1 tp=1");
+  EXPECT_THROW(static_cast<void>(mesh_of(images, 6)), Error);
+  EXPECT_EQ(make_settings(images, {.world = 12}, {GroupHyper{}}).batch_axes, std::vector<std::string>{"dp"});
+  EXPECT_EQ(make_settings(images, {.world = 12}, {GroupHyper{}}).plan.axes,
+            (std::vector<std::string>{"dp", "rows", "sp"}));
+  const Config both = Config::from_json_text(R"({"zeroth": {"mesh": {"rows": 2, "sp": 2}}})", "x");
+  EXPECT_THROW(static_cast<void>(mesh_of(both, 4)), Error);
   const Config staged = Config::from_json_text(R"({"zeroth": {"mesh": {"pp": 2, "tp": 3}}})", "x");
   EXPECT_EQ(describe(mesh_of(staged, 12)), "pp=2 dp=2 sp=1 tp=3");
   EXPECT_EQ(make_settings(staged, {.world = 12}, {GroupHyper{}}).batch_axes, std::vector<std::string>{"dp"});
@@ -929,6 +1062,41 @@ TEST(ConfigDegrees, BecomeThePlan) {
   const std::string blocks = R"({"zeroth": {"offload": {"block_elements": 1024}}})";
   EXPECT_FALSE(settings_of(blocks, 4).plan.residency.chooses_blocks);
   EXPECT_EQ(settings_of(with_zero(R"("stage": 0)", R"("gradient_degree": 2)"), 4).plan.degrees(4).gradient, 2);
+}
+
+TEST(ConfigCodes, BecomeThePlan) {
+  const auto plan_of = [](const std::string& zero, const std::string& zeroth = "") {
+    return settings_of(with_zero(zero, zeroth), 4).plan;
+  };
+  const ShardingPlan weights = plan_of(R"("stage": 3, "zero_quantized_weights": true, "zero_hpz_partition_size": 2)");
+  EXPECT_EQ(weights.codes, (WireCodes{.parameter_bits = 8, .node_degree = 2}));
+  EXPECT_EQ(weights.degrees(4).parameter, 4) << "a group keeps what it has gathered beside shards of all ranks";
+  const ShardingPlan gradients =
+      plan_of(R"("stage": 3, "zero_quantized_gradients": true, "zero_hpz_partition_size": 2)");
+  EXPECT_EQ(gradients.codes, (WireCodes{.gradient_bits = 4, .node_degree = 2}));
+  EXPECT_EQ(gradients.degrees(4).parameter, 2);
+  const ShardingPlan all =
+      plan_of(R"("stage": 3, "zero_quantized_weights": true, "zero_quantized_gradients": true)",
+              R"("codes": {"gradient_bits": 8, "feedback": false, "block": 64, "node_degree": 2})");
+  EXPECT_EQ(all.codes,
+            (WireCodes{.parameter_bits = 8, .gradient_bits = 8, .feedback = false, .node_degree = 2, .block = 64}));
+  EXPECT_FALSE(plan_of(R"("stage": 3)").codes.any());
+}
+
+TEST(ConfigCodes, RefuseWhatTheyDoNotGoWith) {
+  const std::string gradients = R"("zero_quantized_gradients": true)";
+  EXPECT_EQ(problem_of(with_zero(R"("stage": 2, "zero_quantized_weights": true)")).hint, "it belongs to ZeRO stage 3");
+  EXPECT_EQ(problem_of(with_zero(R"("stage": 2)", R"("codes": {"feedback": false})")).hint,
+            "it belongs to zero_quantized_gradients");
+  EXPECT_TRUE(problems_of(with_zero(R"("stage": 3, "mics_shard_size": 2, )" + gradients)).empty());
+  EXPECT_EQ(problem_of(with_zero(R"("stage": 3, "zero_hpz_partition_size": 2, )" + gradients,
+                                 R"("codes": {"node_degree": 2})"))
+                .pointer,
+            "/zeroth/codes/node_degree");
+  EXPECT_EQ(problem_of(R"({"fp16": {"enabled": true}, "zero_optimization": {)" + gradients + "}}").pointer,
+            "/zeroth/codes/feedback");
+  EXPECT_TRUE(problems_of(R"({"fp16": {"enabled": true, "loss_scale": 128}, "zero_optimization": {)" + gradients + "}}")
+                  .empty());
 }
 
 TEST(ConfigDegrees, MustDivideTheRanks) {

@@ -3,6 +3,8 @@
 #include "engine/config/reference.h"
 #include "unit/engine/config_test_support.h"
 
+#include <zeroth/zero/message_reduction.h>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
@@ -40,7 +42,8 @@ std::optional<std::int64_t> maybe_size() {
 
 OptimizerConfig any_optimizer() {
   OptimizerConfig out;
-  out.type = *rc::gen::element<std::string>("AdamW", "Adam", "SGD");
+  out.type =
+      *rc::gen::element<std::string>("AdamW", "Adam", "SGD", "Lion", "Lamb", "OneBitAdam", "OneBitLamb", "ZeroOneAdam");
   out.lr = *any_double(0.0, 1e300);
   if (*rc::gen::arbitrary<bool>()) out.weight_decay = *any_double(0.0, 1e300);
   if (out.type == "SGD") {
@@ -49,8 +52,35 @@ OptimizerConfig any_optimizer() {
     if (!out.nesterov) out.dampening = *any_double(0.0, 1e10);
   } else {
     out.betas = {*any_double(0.0, 0.999999), *any_double(0.0, 0.999999)};
-    out.eps = *any_double(5e-324, 1.0);
+    if (out.type != "Lion") out.eps = *any_double(5e-324, 1.0);
     if (out.type == "Adam") out.adam_w_mode = *rc::gen::arbitrary<bool>();
+    if (out.type == "OneBitAdam" || out.type == "OneBitLamb") {
+      out.freeze_step = any_int(1, 2147483647);
+      out.freeze_threshold = *any_double(0.0, 0.999999);
+      std::vector<std::string> names = reduction_names();
+      names.emplace_back("adaptive");
+      out.compression.compression = *rc::gen::elementOf(names);
+      if (out.compression.compression == "adaptive") out.compression.every = static_cast<int>(any_int(1, 1000));
+      if (out.compression.compression == "top_k") out.compression.ratio = *any_double(5e-324, 1.0);
+      if (out.compression.compression == "low_rank") out.compression.rank = static_cast<int>(any_int(1, 64));
+    }
+    if (out.type == "Lamb" || out.type == "OneBitLamb") {
+      out.lamb.min_coeff = *any_double(0.0, 1.0);
+      out.lamb.max_coeff = *any_double(1.0, 1e300);
+      out.lamb.bias_correction = *rc::gen::arbitrary<bool>();
+    }
+    if (out.type == "OneBitLamb") {
+      out.lamb.coeff_beta = *any_double(0.0, 0.999999);
+      out.lamb.factor_min = *any_double(0.0, 1.0);
+      out.lamb.factor_max = *any_double(1.0, 1e300);
+      out.lamb.factor_threshold = *any_double(0.0, 0.999999);
+    }
+    if (out.type == "ZeroOneAdam") {
+      out.zero_one = {.var_freeze_step = any_int(1, 2147483647),
+                      .var_update_scaler = any_int(1, 2147483647),
+                      .local_step_scaler = any_int(1, 2147483647),
+                      .local_step_clipper = any_int(1, 2147483647)};
+    }
   }
   return out;
 }
@@ -93,6 +123,20 @@ void set_degrees(ZeroConfig& zero) {
   }
 }
 
+/// Numbers in codes: not beside degrees, but for the group that hpZ names.
+void set_codes(Config& out) {
+  ZeroConfig& zero = out.zero;
+  if (zero.mics_shard_size > 0 || zero.parameter_degree + zero.optimizer_degree + zero.gradient_degree > 0) return;
+  zero.quantized_weights = zero.stage == 3 && *rc::gen::arbitrary<bool>();
+  zero.quantized_gradients = *rc::gen::arbitrary<bool>();
+  if (!zero.has_codes()) return;
+  zero.code_block = *rc::gen::element(16, 64, 256, 1024);
+  if (zero.hpz_partition_size == 1) zero.code_node_degree = static_cast<int>(any_int(0, 64));
+  if (!zero.quantized_gradients) return;
+  zero.code_bits = *rc::gen::element(4, 8);
+  zero.code_feedback = !out.fp16.is_dynamic() && *rc::gen::arbitrary<bool>();
+}
+
 Config any_config() {
   Config out;
   out.train_batch_size = maybe_size();
@@ -120,10 +164,13 @@ Config any_config() {
               .prefetch_units = static_cast<int>(any_int(0, 4096)),
               .narrow_buckets = *rc::gen::arbitrary<bool>()};
   set_degrees(out.zero);
+  set_codes(out);
   out.runtime = {.threads = static_cast<int>(any_int(0, 4096)),
                  .ranks_per_node = static_cast<int>(any_int(0, 4096)),
                  .reduction = *rc::gen::element(Reduction::kRankOrder, Reduction::kTransport),
                  .check_calls = *rc::gen::arbitrary<bool>(),
+                 .stragglers = static_cast<int>(any_int(0, 1000)),
+                 .compare_replicas = *rc::gen::arbitrary<bool>(),
                  .link_bytes_per_s = any_int(0, std::int64_t{1} << 62),
                  .timeout_ms = any_int(1, 604'800'000),
                  .first_timeout_ms = any_int(0, 604'800'000),
@@ -153,7 +200,12 @@ TEST(ConfigValue, AnyConfigComesBackFromItsJson) {
     for (const HintNote& hint : back.hints) RC_ASSERT(hint.instead.starts_with("no effect: "));
     // Bit for bit, also through decimal text.
     RC_ASSERT(back.optimizer.lr == config.optimizer.lr);
-    RC_ASSERT(back.optimizer.betas == config.optimizer.betas);
+    RC_ASSERT(back.optimizer.moments() == config.optimizer.moments());
+    RC_ASSERT(back.optimizer.freeze_step == config.optimizer.freeze_step);
+    RC_ASSERT(back.optimizer.freeze_threshold == config.optimizer.freeze_threshold);
+    RC_ASSERT(back.optimizer.compression == config.optimizer.compression);
+    RC_ASSERT(back.optimizer.lamb == config.optimizer.lamb);
+    RC_ASSERT(back.optimizer.zero_one == config.optimizer.zero_one);
     RC_ASSERT(back.optimizer.decay() == config.optimizer.decay());
     RC_ASSERT(back.scheduler.warmup_max_lr == config.scheduler.warmup_max_lr);
     RC_ASSERT(back.runtime.chaos_seed == config.runtime.chaos_seed);
@@ -239,6 +291,12 @@ TEST(ConfigValue, AProgramsConfigIsHeldToTheSameRules) {
   EXPECT_THROW(config.validate(), ConfigError);
   config = {};
   config.optimizer.type = "Lion";
+  EXPECT_NO_THROW(config.validate());
+  EXPECT_EQ(config.optimizer.moments(), (std::array{0.9, 0.99}));
+  config.optimizer.eps = 1e-6;
+  EXPECT_THROW(config.validate(), ConfigError);
+  config = {};
+  config.optimizer.type = "Muon";
   EXPECT_THROW(config.validate(), ConfigError);
   config = {};
   config.offload.optimizer_device = "nvme";
@@ -257,7 +315,7 @@ TEST(ConfigValue, AProgramsConfigIsHeldToTheSameRules) {
     config.gradient_clipping = value;
     EXPECT_THROW(config.validate(), Error);
     config = {};
-    config.optimizer.betas[1] = value;
+    config.optimizer.betas = {0.9, value};
     EXPECT_THROW(config.validate(), Error);
   }
 }
@@ -375,13 +433,14 @@ TEST(ConfigSamples, AnOffloadDocumentIsRefusedByName) {
   const std::vector<ConfigProblem> problems = problems_of(R"({
     "train_batch_size": 8, "amp": {"enabled": true},
     "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": true},
-      "offload_param": {"device": "nvme", "nvme_path": "/local_nvme"}, "zero_quantized_weights": true}})");
+      "offload_param": {"device": "nvme", "nvme_path": "/local_nvme"}, "zero_quantized_nontrainable_weights": true}})");
   std::vector<std::string> pointers;
   for (const ConfigProblem& problem : problems) {
     pointers.push_back(problem.pointer);
     EXPECT_EQ(problem.what, "Zeroth cannot do this");
   }
-  EXPECT_THAT(pointers, ::testing::UnorderedElementsAre("/amp", "/zero_optimization/zero_quantized_weights"));
+  EXPECT_THAT(pointers,
+              ::testing::UnorderedElementsAre("/amp", "/zero_optimization/zero_quantized_nontrainable_weights"));
 }
 
 TEST(ConfigReference, ListsEveryKeyOnce) {

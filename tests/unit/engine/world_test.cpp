@@ -3,6 +3,7 @@
 #include <zeroth/base/error.h>
 #include <zeroth/comm/communicator.h>
 #include <zeroth/engine/settings.h>
+#include <zeroth/engine/site_line.h>
 #include <zeroth/engine/world.h>
 
 #include <gtest/gtest.h>
@@ -10,8 +11,11 @@
 
 #include <cstdlib>
 #include <map>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace zeroth {
@@ -430,6 +434,51 @@ TEST(World, ARankThatWaitsForOthersSaysWhatToDo) {
   ::unsetenv("MASTER_PORT");
   EXPECT_NE(by_hand.find("waiting for rank 1 for "), std::string::npos) << by_hand;
   EXPECT_NE(by_hand.find("hint: start the other ranks, or all of them" + all), std::string::npos) << by_hand;
+}
+
+TEST(World, ASiteIsARunOfRanksWithGroupsOfItsOwn) {
+  const std::shared_ptr<InprocHub> hub = make_inproc_hub(4);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 4; ++rank) {
+    threads.emplace_back([&hub, rank] {
+      const World job = World::from_hub(hub, rank, 4);
+      const World site = job.site(2);
+      EXPECT_EQ(site.rank(), rank % 2);
+      EXPECT_EQ(site.size(), 2);
+      EXPECT_EQ(site.site_index(), rank / 2);
+      EXPECT_EQ(site.num_sites(), 2);
+      EXPECT_EQ(job.num_sites(), 1);
+      EXPECT_EQ(site.activity(), job.activity());
+      const auto sum = [rank](const std::shared_ptr<CommBackend>& group) {
+        std::int64_t value = rank + 1;
+        Communicator(group).all_reduce(std::span(&value, 1));
+        return value;
+      };
+      EXPECT_EQ(sum(site.connect({}, std::make_shared<TrafficTable>())), rank < 2 ? 3 : 7);
+      const std::unique_ptr<SiteLine> across = site.across_sites(std::make_shared<TrafficTable>());
+      EXPECT_EQ(across->site(), rank / 2);
+      EXPECT_EQ(across->sites(), 2);
+      const std::vector<std::optional<std::string>> texts = across->texts("rank " + std::to_string(rank));
+      const std::string second = rank % 2 == 0 ? "rank 2" : "rank 3";
+      EXPECT_EQ(texts, (std::vector<std::optional<std::string>>{rank % 2 == 0 ? "rank 0" : "rank 1", second}));
+      EXPECT_EQ(sum(site.mesh({.axes = {{"dp", 2}}}).axis("dp").shared_backend()), rank < 2 ? 3 : 7);
+      EXPECT_EQ(sum(job.connect({}, std::make_shared<TrafficTable>())), 10);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const auto text = [](const World& world, int count) -> std::string {
+    try {
+      (void)world.site(count);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const World four = world_of({{"RANK", "1"}, {"WORLD_SIZE", "4"}});
+  EXPECT_NE(text(four, 3).find("[CONFIG] the ranks do not divide into sites"), std::string::npos) << text(four, 3);
+  EXPECT_NE(text(four, 3).find("which: count; expected: a divisor of 4, the ranks; got: 3"), std::string::npos);
+  EXPECT_NE(text(four, 0).find("[CONFIG]"), std::string::npos);
+  EXPECT_NE(text(four.site(2), 2).find("[USAGE] a site of a site"), std::string::npos);
 }
 
 TEST(World, AbortBeforeAnyConnectionIsNothing) {

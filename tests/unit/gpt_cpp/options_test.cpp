@@ -108,7 +108,7 @@ TEST(Settings, DefaultsAreAdamWWithCosineOnZero3) {
   EXPECT_EQ(config.zero.stage, 3);
   EXPECT_EQ(config.optimizer.type, "AdamW");
   EXPECT_EQ(config.optimizer.lr, 1e-3);
-  EXPECT_THAT(config.optimizer.betas, ElementsAre(0.9, 0.95));
+  EXPECT_THAT(config.optimizer.moments(), ElementsAre(0.9, 0.95));
   EXPECT_EQ(config.optimizer.decay(), 0.1);
   EXPECT_EQ(config.scheduler.type, "WarmupCosineLR");
   EXPECT_EQ(config.scheduler.total_num_steps, 300);
@@ -156,7 +156,7 @@ TEST(Settings, ResolvesAutoAndKeepsTheRest) {
   EXPECT_EQ(settings.batch.micro, 8);
   EXPECT_EQ(settings.config.gradient_clipping, 1.0);
   EXPECT_EQ(settings.config.optimizer.lr, 1e-3);
-  EXPECT_THAT(settings.config.optimizer.betas, ElementsAre(0.9, 0.999))
+  EXPECT_THAT(settings.config.optimizer.moments(), ElementsAre(0.9, 0.999))
       << "the file's optimizer keeps its own defaults";
   EXPECT_EQ(settings.config.scheduler.total_num_steps, 50);
   EXPECT_EQ(settings.config.scheduler.warmup_num_steps, 7);

@@ -341,5 +341,48 @@ TEST(AdamWErrors, RefusesWhatItCannotDo) {
   });
 }
 
+template <class T>
+void check_frozen() {
+  RandomPatterns random(kSeed + 5);
+  AdamWHyper hyper = usual_hyper();
+  hyper.variance_step = 3;
+  for (const std::int64_t n : {0, 1, 8, 17, 100, 1027}) {
+    Problem<T> start(n, 1);
+    start.fill_random(random);
+    for (std::int64_t i = 0; i < n; ++i) start.exp_avg_sq[i] = i % 3 == 0 ? T{0} : std::fabs(start.exp_avg_sq[i]);
+    const AdamWCoefficients c = adamw_coefficients(hyper);
+    EXPECT_EQ(c.inv_sqrt_correction2, adamw_coefficients({.beta2 = hyper.beta2, .step = 3}).inv_sqrt_correction2);
+    Problem<T> want = start;
+    for (std::int64_t i = 0; i < n; ++i) {
+      const T v = start.exp_avg_sq[i];
+      const T denominator = std::fma(std::sqrt(v), static_cast<T>(c.inv_sqrt_correction2), static_cast<T>(c.eps));
+      const T there = v > T{0} ? T{1} : v;  // 0 and NaN as they are
+      const T direction = start.exp_avg[i] / denominator * there;
+      const T value = std::fma(static_cast<T>(-c.step_size), direction, start.param[i] * static_cast<T>(c.decay));
+      want.param[i] = std::isnan(value) ? std::numeric_limits<T>::quiet_NaN() : value;
+    }
+    for (const Isa isa : supported_isas()) {
+      Problem<T> got = start;
+      AdamWArgs args = got.args(hyper);
+      args.grad = nullptr;
+      adamw_step(args, isa);
+      ASSERT_TRUE(same_bits(want, got)) << name_of(isa) << " n " << n;
+    }
+  }
+}
+
+TEST(AdamW, WithoutAGradientMovesParametersAlone) {
+  check_frozen<float>();
+  check_frozen<double>();
+  float value = 0;
+  AdamWHyper hyper = usual_hyper();
+  hyper.decoupled = false;
+  EXPECT_THROW(
+      adamw_step(
+          {.param = &value, .exp_avg = &value, .exp_avg_sq = &value, .n = 1, .coefficients = adamw_coefficients(hyper)},
+          Isa::kScalar),
+      Error);
+}
+
 }  // namespace
 }  // namespace zeroth::kernels

@@ -7,11 +7,15 @@
 #include <kernels/adamw/adamw_grid.h>
 #include <kernels/bucket/bucket_grid.h>
 #include <kernels/cast/cast_grid.h>
+#include <kernels/lamb/lamb_grid.h>
+#include <kernels/lion/lion_grid.h>
 #include <kernels/norm/norm_grid.h>
+#include <kernels/quant/quant_grid.h>
 #include <kernels/reduce/extreme_grid.h>
 #include <kernels/reduce/reduce_grid.h>
 #include <kernels/rows/rows_grid.h>
 #include <kernels/sgd/sgd_grid.h>
+#include <kernels/signs/signs_grid.h>
 
 namespace zeroth::kernels {
 namespace {
@@ -53,6 +57,16 @@ class GridMachine {
   bool sgd(const SgdArgs& args) {
     return run([&](auto& launch) { return sgd_on_grid(args, launch); });
   }
+  bool lion(const LionArgs& args) {
+    return run([&](auto& launch) { return lion_on_grid(args, launch); });
+  }
+  bool lamb_measure(const LambArgs& args) {
+    ScrambledThreads warps(threads_.count() * kNormLanes, kSeed);
+    return lamb_measure_on(warps, args);
+  }
+  bool lamb_apply(const LambArgs& args) {
+    return run([&](auto& launch) { return lamb_apply_on_grid(args, launch); });
+  }
   bool cast(const detail::CastArgs& args) {
     return run([&](auto& launch) { return cast_on_grid(args, launch); });
   }
@@ -81,6 +95,22 @@ class GridMachine {
   }
   bool norm(const void* src, DType dtype, std::int64_t n, double* sums) {
     return norm_blocks_on(threads_, src, dtype, n, sums);
+  }
+
+  bool quantize(const QuantizeArgs& args) {
+    return run([&](auto& launch) { return quantize_on(threads_, args, launch); });
+  }
+  bool dequantize(const DequantizeArgs& args) {
+    return run([&](auto& launch) { return dequantize_on_grid<kMost>(args, launch); });
+  }
+  bool sign_message(const SignMessageArgs& args) {
+    return run([&](auto& launch) { return sign_message_on_grid(args, launch); });
+  }
+  bool sign_pack(const SignPackArgs& args) {
+    return run([&](auto& launch) { return sign_pack_on_grid(args, launch); });
+  }
+  bool sign_sum(const SignSumArgs& args) {
+    return run([&](auto& launch) { return sign_sum_on_grid<kMost>(args, launch); });
   }
 
   [[nodiscard]] int launches() const { return threads_.launches; }
@@ -142,11 +172,39 @@ TYPED_TEST(UpdateOnGrid, OfAdamWGivesTheBitsOfTheCpu) {
   }
 }
 
+TYPED_TEST(UpdateOnGrid, OfAdamWWithoutAGradientGivesTheBitsOfTheCpu) {
+  for (const Storage storage : kStorages) {
+    const AdamWHyper hyper{.lr = 3e-4, .weight_decay = 0.1, .step = 7, .variance_step = 5};
+    on_small_grids([&](auto& machine, const Range& range) {
+      return adamw_matches<TypeParam>(machine, hyper, storage, range, true);
+    });
+  }
+}
+
 TYPED_TEST(UpdateOnGrid, OfSgdGivesTheBitsOfTheCpu) {
   for (const SgdHyper& hyper : sgd_forms()) {
     for (const Storage storage : kStorages) {
       on_small_grids(
           [&](auto& machine, const Range& range) { return sgd_matches<TypeParam>(machine, hyper, storage, range); });
+    }
+  }
+}
+
+TYPED_TEST(UpdateOnGrid, OfLionGivesTheBitsOfTheCpu) {
+  for (const double decay : {0.0, 0.1}) {
+    for (const Storage storage : kStorages) {
+      const LionHyper hyper{.lr = 0.03, .weight_decay = decay, .factor = 1.0 / 6.0};
+      on_small_grids(
+          [&](auto& machine, const Range& range) { return lion_matches<TypeParam>(machine, hyper, storage, range); });
+    }
+  }
+}
+
+TYPED_TEST(UpdateOnGrid, OfLambGivesTheBitsOfTheCpu) {
+  for (const LambForm form : kLambForms) {
+    for (const Storage storage : kStorages) {
+      on_small_grids(
+          [&](auto& machine, const Range& range) { return lamb_matches<TypeParam>(machine, form, storage, range); });
     }
   }
 }
@@ -385,6 +443,57 @@ TEST(RowsOnGrid, AreThoseOfTheIndices) {
   }
 }
 
+template <class T>
+class SignsOnGrid : public ::testing::Test {};
+TYPED_TEST_SUITE(SignsOnGrid, StateTypes);
+
+TYPED_TEST(SignsOnGrid, GiveTheBitsOfTheCpu) {
+  using T = TypeParam;
+  for (const bool with_momentum : {false, true}) {
+    on_small_grids(
+        [&](auto& machine, const Range& range) { return sign_message_matches<T, T>(machine, with_momentum, range); });
+    if constexpr (std::is_same_v<T, float>) {
+      on_small_grids([&](auto& machine, const Range& range) {
+        return sign_message_matches<T, BFloat16>(machine, with_momentum, range);
+      });
+      on_small_grids([&](auto& machine, const Range& range) {
+        return sign_message_matches<T, Float16>(machine, with_momentum, range);
+      });
+    }
+  }
+  on_small_grids([](auto& machine, const Range& range) { return sign_pack_matches<T>(machine, range); });
+  for (const SumError where : {SumError::kNone, SumError::kBeside, SumError::kInPlace}) {
+    on_small_grids([&](auto& machine, const Range& range) { return sign_sum_matches<T>(machine, 3, where, range); });
+    if (where == SumError::kInPlace) continue;
+    // Seven sources in launches of three.
+    on_small_grids<3>([&](auto& machine, const Range& range) { return sign_sum_matches<T>(machine, 7, where, range); });
+  }
+}
+
+TEST(CodesOnGrid, GiveTheBitsOfTheCpu) {
+  // Whole warps look for the scale of a block.
+  const auto on_warps = [](const auto& check) {
+    for (const std::int64_t n : kSizes) {
+      for (const std::int64_t misalign : {0, 1}) {
+        for (const std::int64_t threads : {32, 96}) {
+          const std::uint64_t seed = kSeed + static_cast<std::uint64_t>(n * 7 + misalign + threads / 32);
+          GridMachine<kMostSources> machine(threads, seed);
+          ASSERT_TRUE(check(machine, Range{n, misalign, seed})) << Range{n, misalign, seed} << " threads " << threads;
+        }
+      }
+    }
+  };
+  for (const CodeCase& c : code_cases()) {
+    on_warps([&](auto& machine, const Range& range) { return quantize_matches<float>(machine, c, range); });
+    on_warps([&](auto& machine, const Range& range) { return quantize_matches<BFloat16>(machine, c, range); });
+    on_warps([&](auto& machine, const Range& range) { return quantize_matches<Float16>(machine, c, range); });
+    on_warps([&](auto& machine, const Range& range) { return dequantize_matches<BFloat16>(machine, c, 1, range); });
+    on_warps([&](auto& machine, const Range& range) { return dequantize_matches<float>(machine, c, 3, range); });
+  }
+  on_small_grids<3>(
+      [](auto& machine, const Range& range) { return dequantize_matches<float>(machine, CodeCase{}, 7, range); });
+}
+
 TEST(PacksOnGrid, AreUsedWhereEverythingIsAlignedForThem) {
   const auto threads = [](std::int64_t dst_misalign, std::int64_t src_misalign) {
     GuardedArray<float> src(103, src_misalign);
@@ -422,7 +531,32 @@ TEST(RefusedOnGrid, AndNothingIsLaunched) {
   EXPECT_FALSE(norm_on_grid(&value, DType::kFloat16, 1, nullptr, kNoLaunch));
   EXPECT_FALSE(norm_on_grid(&value, DType::kFloat32, -1, nullptr, kNoLaunch));
   EXPECT_TRUE(norm_on_grid(&value, DType::kFloat32, 0, nullptr, kNoLaunch));
+  EXPECT_FALSE(quantize_on_grid({.n = 1, .block = 24}, kNoLaunch, kNoLaunch));
+  EXPECT_FALSE(quantize_on_grid({.src_dtype = DType::kFloat64, .n = 1}, kNoLaunch, kNoLaunch));
+  EXPECT_TRUE(quantize_on_grid({}, kNoLaunch, kNoLaunch));
+  EXPECT_FALSE(dequantize_on_grid({.n = 1}, kNoLaunch));
+  EXPECT_FALSE(dequantize_on_grid<2>({.dst_dtype = DType::kBFloat16, .num_sources = 3, .n = 1}, kNoLaunch));
+  std::uint8_t bits = 0;
+  const std::array<SignSource, 3> signs{SignSource{&bits, 1.0}, SignSource{&bits, 1.0}, SignSource{&bits, 1.0}};
+  EXPECT_TRUE(sign_message_on_grid({.error = &value, .grad = &value}, kNoLaunch));
+  EXPECT_FALSE(sign_message_on_grid({.error = &value, .grad = &value, .n = -1}, kNoLaunch));
+  EXPECT_FALSE(sign_message_on_grid(
+      {.error = &value, .grad = &value, .grad_dtype = DType::kFloat32, .n = 1, .dtype = DType::kFloat64}, kNoLaunch));
+  EXPECT_FALSE(sign_message_on_grid({.error = &value, .grad = &value, .n = 1, .dtype = DType::kBFloat16}, kNoLaunch));
+  EXPECT_FALSE(sign_pack_on_grid({.error = &value, .bits = &bits, .n = -1}, kNoLaunch));
+  EXPECT_FALSE(sign_pack_on_grid({.error = &value, .bits = &bits, .n = 1, .dtype = DType::kInt32}, kNoLaunch));
+  EXPECT_FALSE(sign_sum_on_grid({.dst = &value, .sources = signs.data(), .num_sources = 0, .n = 1}, kNoLaunch));
+  EXPECT_FALSE(sign_sum_on_grid<2>({.dst = &value, .error = &value, .sources = signs.data(), .num_sources = 3, .n = 1},
+                                   kNoLaunch));
 
+  EXPECT_FALSE(lamb_measure_on_grid({.param = &value, .n = 1}, kNoLaunch));
+  EXPECT_FALSE(lamb_measure_on_grid({.grad = &value, .n = -1}, kNoLaunch));
+  EXPECT_TRUE(lamb_measure_on_grid({}, kNoLaunch));
+  EXPECT_FALSE(lamb_apply_on_grid({.n = 1, .dtype = DType::kBFloat16}, kNoLaunch));
+  EXPECT_TRUE(lamb_apply_on_grid({}, kNoLaunch));
+  EXPECT_FALSE(lion_on_grid({.param = &value, .exp_avg = &value, .grad = &value, .n = -1}, kNoLaunch));
+  EXPECT_FALSE(lion_on_grid({.n = 1, .dtype = DType::kBFloat16}, kNoLaunch));
+  EXPECT_TRUE(lion_on_grid({}, kNoLaunch));
   const auto refuses_sgd = [&](auto change) {
     SgdArgs args{.param = &value, .grad = &value, .n = 1};
     change(args);

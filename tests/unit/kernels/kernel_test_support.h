@@ -4,6 +4,7 @@
 
 #include <kernels/common/dispatch.h>
 #include <zeroth/base/dtype.h>
+#include <zeroth/base/error.h>
 
 #include <gtest/gtest.h>
 
@@ -39,6 +40,22 @@ using SumPairs =
 using CastPairs =
     ::testing::Types<Pair<float, BFloat16>, Pair<BFloat16, float>, Pair<float, Float16>, Pair<Float16, float>,
                      Pair<float, double>, Pair<BFloat16, double>, Pair<double, float>>;
+
+template <class T>
+T canonical_nan(T value) {
+  return std::isnan(value) ? std::numeric_limits<T>::quiet_NaN() : value;
+}
+
+/// Of the Error that a call throws; kInternal if it throws none.
+template <class Call>
+ErrorCode code_of(const Call& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.code();
+  }
+  return ErrorCode::kInternal;
+}
 
 /// Every instruction set of this processor, kScalar first.
 inline std::vector<Isa> supported_isas() {

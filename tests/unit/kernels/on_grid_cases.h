@@ -13,11 +13,15 @@
 #include <kernels/bucket/bucket_variants.h>
 #include <kernels/cast/cast.h>
 #include <kernels/cast/cast_variants.h>
+#include <kernels/lamb/lamb.h>
+#include <kernels/lion/lion.h>
 #include <kernels/norm/norm.h>
 #include <kernels/norm/norm_variants.h>
+#include <kernels/quant/quant.h>
 #include <kernels/reduce/extreme.h>
 #include <kernels/reduce/reduce.h>
 #include <kernels/sgd/sgd.h>
+#include <kernels/signs/signs.h>
 
 #include <memory>
 #include <optional>
@@ -140,8 +144,8 @@ struct Parameters {
 };
 
 template <class T, class Machine>
-::testing::AssertionResult adamw_matches(Machine& machine, const AdamWHyper& hyper, Storage storage,
-                                         const Range& range) {
+::testing::AssertionResult adamw_matches(Machine& machine, const AdamWHyper& hyper, Storage storage, const Range& range,
+                                         bool frozen = false) {
   using Array = typename Machine::template Array<T>;
   Inputs inputs(range.seed);
   Parameters<T, Machine> param(inputs.next<T>(range.n), storage, range.misalign);
@@ -153,7 +157,7 @@ template <class T, class Machine>
   const Array given(grad, range.misalign);
   AdamWArgs args{.exp_avg = got_avg.data(),
                  .exp_avg_sq = got_avg_sq.data(),
-                 .grad = given.data(),
+                 .grad = frozen ? nullptr : given.data(),
                  .n = range.n,
                  .dtype = DTypeOf<T>::value,
                  .coefficients = adamw_coefficients(hyper)};
@@ -162,7 +166,7 @@ template <class T, class Machine>
   param.give_to_cpu(args);
   args.exp_avg = exp_avg.data();
   args.exp_avg_sq = exp_avg_sq.data();
-  args.grad = grad.data();
+  args.grad = frozen ? nullptr : grad.data();
   adamw_step(args, Isa::kScalar);
   if (auto result = param.matches(); !result) return result;
   if (auto result = got_avg.has_bits_of(exp_avg); !result) return result << " in exp_avg";
@@ -193,6 +197,89 @@ template <class T, class Machine>
   if (auto result = param.matches(); !result) return result;
   if (auto result = got_momentum.has_bits_of(momentum); !result) return result << " in momentum";
   return given.has_bits_of(grad) << " in grad, which is only read";
+}
+
+template <class T, class Machine>
+::testing::AssertionResult lion_matches(Machine& machine, const LionHyper& hyper, Storage storage, const Range& range) {
+  using Array = typename Machine::template Array<T>;
+  Inputs inputs(range.seed);
+  Parameters<T, Machine> param(inputs.next<T>(range.n), storage, range.misalign);
+  GuardedArray<T> exp_avg = inputs.next<T>(range.n);
+  GuardedArray<T> grad = inputs.next<T>(range.n);
+  for (std::int64_t i = 0; i < range.n; i += 5) exp_avg[i] = grad[i] = T{0};
+  const Array got_avg(exp_avg, range.misalign);
+  const Array given(grad, range.misalign);
+  LionArgs args{
+      .exp_avg = got_avg.data(), .grad = given.data(), .n = range.n, .dtype = DTypeOf<T>::value, .hyper = hyper};
+  param.give_to_machine(args);
+  if (!machine.lion(args)) return refused("lion");
+  param.give_to_cpu(args);
+  args.exp_avg = exp_avg.data();
+  args.grad = grad.data();
+  lion_step(args, Isa::kScalar);
+  if (auto result = param.matches(); !result) return result;
+  if (auto result = got_avg.has_bits_of(exp_avg); !result) return result << " in exp_avg";
+  return given.has_bits_of(grad) << " in grad, which is only read";
+}
+
+/// Both passes. kForms: of a gradient, with copies of the moments, without a gradient.
+enum class LambForm { kPlain, kKept, kFresh };
+inline constexpr LambForm kLambForms[] = {LambForm::kPlain, LambForm::kKept, LambForm::kFresh};
+template <class T, class Machine>
+::testing::AssertionResult lamb_matches(Machine& machine, LambForm form, Storage storage, const Range& range) {
+  using Array = typename Machine::template Array<T>;
+  Inputs inputs(range.seed);
+  Parameters<T, Machine> param(inputs.next<T>(range.n), storage, range.misalign);
+  std::vector<GuardedArray<T>> states;
+  std::vector<std::unique_ptr<Array>> got;
+  for (int state = 0; state < 5; ++state) {  // m, v, last, fresh, gradient
+    states.push_back(inputs.next<T>(range.n));
+    for (std::int64_t i = 0; i < range.n; i += 7) states.back()[i] = T{0};
+    got.push_back(std::make_unique<Array>(states.back(), range.misalign));
+  }
+  const std::int64_t blocks = (range.n + kNormBlock - 1) / kNormBlock;
+  GuardedArray<double> of_param(blocks);
+  GuardedArray<double> of_update(blocks);
+  const typename Machine::template Array<double> got_param(of_param, 0);
+  const typename Machine::template Array<double> got_update(of_update, 0);
+  LambArgs args{.n = range.n,
+                .dtype = DTypeOf<T>::value,
+                .coefficients = lamb_coefficients(
+                    {.beta2 = 0.95, .weight_decay = 0.1, .factor = 1.0 / 6.0, .step = 7, .variance_step = 5}),
+                .param_squares = got_param.data(),
+                .update_measure = got_update.data()};
+  args.coefficients.adam.step_size = 0.03;
+  const auto give = [&](const auto& at) {
+    args.exp_avg = at(0);
+    args.exp_avg_sq = at(1);
+    args.last = form == LambForm::kPlain ? nullptr : at(2);
+    args.fresh = form == LambForm::kPlain ? nullptr : at(3);
+    args.grad = form == LambForm::kFresh ? nullptr : at(4);
+  };
+  param.give_to_machine(args);
+  give([&](std::size_t state) { return got[state]->data(); });
+  if (!machine.lamb_measure(args) || !machine.lamb_apply(args)) return refused("lamb");
+  param.give_to_cpu(args);
+  give([&](std::size_t state) { return states[state].data(); });
+  args.param_squares = of_param.data();
+  args.update_measure = of_update.data();
+  lamb_measure(args, Isa::kScalar);
+  lamb_apply(args, Isa::kScalar);
+  if (auto result = param.matches(); !result) return result;
+  for (std::size_t state = 0; state < states.size(); ++state) {
+    if (auto result = got[state]->has_bits_of(states[state]); !result) return result << " in state " << state;
+  }
+  for (auto& [want, array] :
+       {std::pair<GuardedArray<double>&, const typename Machine::template Array<double>&>{of_param, got_param},
+        {of_update, got_update}}) {
+    const std::vector<double> values = array.to_host();
+    for (std::int64_t block = 0; block < blocks; ++block) {  // which NaN or infinity it is, is not said
+      const double value = values[static_cast<std::size_t>(block)];
+      if (!std::isfinite(want[block]) && !std::isfinite(value)) want[block] = value;
+    }
+    if (auto result = array.has_bits_of(want); !result) return result << " in measures";
+  }
+  return ::testing::AssertionSuccess();
 }
 
 /// Every form that sgd_math.h has.
@@ -369,6 +456,180 @@ template <class T, class Machine>
   }
   if (auto result = given.has_bits_of(src); !result) return result << " in src, which is only read";
   return sums.has_bits_of(want);
+}
+
+/// T: of errors; In: of gradients.
+template <class T, class In, class Machine>
+::testing::AssertionResult sign_message_matches(Machine& machine, bool with_momentum, const Range& range) {
+  Inputs inputs(range.seed);
+  GuardedArray<T> error = inputs.next<T>(range.n);
+  const GuardedArray<T> momentum = inputs.next<T>(range.n);
+  const GuardedArray<In> grad = inputs.next<In>(range.n);
+  const typename Machine::template Array<T> got(error, range.misalign);
+  const typename Machine::template Array<T> given_momentum(momentum, range.misalign);
+  const typename Machine::template Array<In> given(grad, range.misalign);
+  SignMessageArgs args{.error = got.data(),
+                       .momentum = with_momentum ? given_momentum.data() : nullptr,
+                       .grad = given.data(),
+                       .grad_dtype = DTypeOf<In>::value,
+                       .n = range.n,
+                       .dtype = DTypeOf<T>::value,
+                       .momentum_factor = 0.9,
+                       .grad_factor = 0.1 / 3.0};
+  if (!machine.sign_message(args)) return refused("sign_message");
+  args.error = error.data();
+  args.momentum = with_momentum ? momentum.data() : nullptr;
+  args.grad = grad.data();
+  sign_message(args, Isa::kScalar);
+  if (auto result = given.has_bits_of(grad); !result) return result << " in grad, which is only read";
+  return got.has_bits_of(error);
+}
+
+template <class T, class Machine>
+::testing::AssertionResult sign_pack_matches(Machine& machine, const Range& range) {
+  Inputs inputs(range.seed);
+  GuardedArray<T> error = inputs.next<T>(range.n);
+  GuardedArray<std::uint8_t> bits = inputs.next<std::uint8_t>(sign_bytes(range.n));
+  const typename Machine::template Array<T> got(error, range.misalign);
+  const typename Machine::template Array<std::uint8_t> got_bits(bits, range.misalign);
+  SignPackArgs args{
+      .error = got.data(), .bits = got_bits.data(), .n = range.n, .dtype = DTypeOf<T>::value, .scale = 1.0 / 3.0};
+  if (!machine.sign_pack(args)) return refused("sign_pack");
+  args.error = error.data();
+  args.bits = bits.data();
+  sign_pack(args, Isa::kScalar);
+  if (auto result = got_bits.has_bits_of(bits); !result) return result << " in the signs";
+  return got.has_bits_of(error);
+}
+
+/// How codes are made.
+struct CodeCase {
+  CodeFormat format = CodeFormat::kInt8;
+  std::int64_t block = 32;
+  bool with_error = false;
+  Stochastic stochastic{};
+};
+
+inline std::vector<CodeCase> code_cases() {
+  return {{},
+          {.format = CodeFormat::kInt4, .block = 16},
+          {.block = 256, .with_error = true},
+          {.format = CodeFormat::kInt4, .block = 64, .with_error = true},
+          {.block = 48, .stochastic = {.enabled = true, .seed = 7, .first = 13}},
+          {.format = CodeFormat::kInt4, .with_error = true, .stochastic = {.enabled = true, .seed = 3}},
+          {.format = CodeFormat::kE4M3, .with_error = true},
+          {.format = CodeFormat::kE3M0, .block = 48},
+          {.format = CodeFormat::kE4M3, .stochastic = {.enabled = true, .seed = 5}},
+          {.format = CodeFormat::kE3M0, .with_error = true, .stochastic = {.enabled = true, .seed = 9}}};
+}
+
+template <class In, class Machine>
+::testing::AssertionResult quantize_matches(Machine& machine, const CodeCase& c, const Range& range) {
+  Inputs inputs(range.seed);
+  const GuardedArray<In> src = inputs.next<In>(range.n);
+  GuardedArray<float> error = inputs.next<float>(range.n);
+  GuardedArray<std::uint8_t> codes = inputs.next<std::uint8_t>(code_bytes(range.n, c.format));
+  GuardedArray<float> scales = inputs.next<float>(code_blocks(range.n, c.block));
+  const typename Machine::template Array<In> given(src, range.misalign);
+  const typename Machine::template Array<float> got_error(error, range.misalign);
+  const typename Machine::template Array<std::uint8_t> got_codes(codes, range.misalign);
+  const typename Machine::template Array<float> got_scales(scales, range.misalign);
+  QuantizeArgs args{.codes = got_codes.data(),
+                    .scales = got_scales.data(),
+                    .src = given.data(),
+                    .src_dtype = DTypeOf<In>::value,
+                    .error = c.with_error ? got_error.data() : nullptr,
+                    .n = range.n,
+                    .block = c.block,
+                    .format = c.format,
+                    .stochastic = c.stochastic};
+  if (!machine.quantize(args)) return refused("quantize");
+  args.codes = codes.data();
+  args.scales = scales.data();
+  args.src = src.data();
+  args.error = c.with_error ? error.data() : nullptr;
+  quantize(args, Isa::kScalar);
+  if (auto result = got_scales.has_bits_of(scales); !result) return result << " in the scales";
+  if (auto result = got_codes.has_bits_of(codes); !result) return result << " in the codes";
+  return got_error.has_bits_of(error) << " in the error";
+}
+
+template <class Out, class Machine>
+::testing::AssertionResult dequantize_matches(Machine& machine, const CodeCase& c, int num_sources,
+                                              const Range& range) {
+  using Codes = typename Machine::template Array<std::uint8_t>;
+  using Scales = typename Machine::template Array<float>;
+  Inputs inputs(range.seed);
+  std::vector<GuardedArray<std::uint8_t>> codes;
+  std::vector<GuardedArray<float>> scales;
+  std::vector<std::unique_ptr<Codes>> given_codes;
+  std::vector<std::unique_ptr<Scales>> given_scales;
+  std::vector<QuantSource> on_machine;
+  std::vector<QuantSource> on_cpu;
+  codes.reserve(static_cast<std::size_t>(num_sources));
+  scales.reserve(static_cast<std::size_t>(num_sources));
+  for (int k = 0; k < num_sources; ++k) {
+    codes.push_back(inputs.next<std::uint8_t>(code_bytes(range.n, c.format)));
+    scales.push_back(inputs.next<float>(code_blocks(range.n, c.block)));
+    given_codes.push_back(std::make_unique<Codes>(codes.back(), range.misalign));
+    given_scales.push_back(std::make_unique<Scales>(scales.back(), range.misalign));
+    on_machine.push_back({given_codes.back()->data(), given_scales.back()->data()});
+    on_cpu.push_back({codes.back().data(), scales.back().data()});
+  }
+  GuardedArray<Out> want = inputs.next<Out>(range.n);
+  const typename Machine::template Array<Out> got(want, range.misalign);
+  DequantizeArgs args{.dst = got.data(),
+                      .dst_dtype = DTypeOf<Out>::value,
+                      .sources = on_machine.data(),
+                      .num_sources = num_sources,
+                      .n = range.n,
+                      .block = c.block,
+                      .format = c.format,
+                      .factor = 1.0F / static_cast<float>(num_sources)};
+  if (!machine.dequantize(args)) return refused("dequantize");
+  args.dst = want.data();
+  args.sources = on_cpu.data();
+  dequantize(args, Isa::kScalar);
+  return got.has_bits_of(want);
+}
+
+enum class SumError { kNone, kBeside, kInPlace };
+
+template <class T, class Machine>
+::testing::AssertionResult sign_sum_matches(Machine& machine, int num_sources, SumError where, const Range& range) {
+  using Signs = typename Machine::template Array<std::uint8_t>;
+  Inputs inputs(range.seed);
+  std::vector<GuardedArray<std::uint8_t>> bits;
+  std::vector<std::unique_ptr<Signs>> given;
+  std::vector<SignSource> on_machine;
+  std::vector<SignSource> on_cpu;
+  bits.reserve(static_cast<std::size_t>(num_sources));
+  for (int k = 0; k < num_sources; ++k) {
+    bits.push_back(inputs.next<std::uint8_t>(sign_bytes(range.n)));
+    given.push_back(std::make_unique<Signs>(bits.back(), range.misalign));
+    const double scale = 1.0 / (3.0 + k);
+    on_machine.push_back({given.back()->data(), scale});
+    on_cpu.push_back({bits.back().data(), scale});
+  }
+  GuardedArray<T> error = inputs.next<T>(range.n);
+  GuardedArray<T> want = where == SumError::kInPlace ? error : inputs.next<T>(range.n);
+  const typename Machine::template Array<T> given_error(error, range.misalign);
+  const typename Machine::template Array<T> got(want, range.misalign);
+  SignSumArgs args{.dst = got.data(),
+                   .error = where == SumError::kNone      ? nullptr
+                            : where == SumError::kInPlace ? got.data()
+                                                          : given_error.data(),
+                   .sources = on_machine.data(),
+                   .num_sources = num_sources,
+                   .n = range.n,
+                   .dtype = DTypeOf<T>::value,
+                   .factor = 1.0 / num_sources};
+  if (!machine.sign_sum(args)) return refused("sign_sum");
+  args.dst = want.data();
+  args.error = where == SumError::kNone ? nullptr : where == SumError::kInPlace ? want.data() : error.data();
+  args.sources = on_cpu.data();
+  sign_sum(args, Isa::kScalar);
+  return got.has_bits_of(want);
 }
 
 }  // namespace zeroth::kernels::test

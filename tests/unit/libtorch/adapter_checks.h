@@ -25,6 +25,14 @@ inline std::string thrown_by(const std::function<void()>& body) {
   return "";
 }
 
+/// What every rank is told; the same code on all of them.
+inline std::string refusal(int ranks, ErrorCode code, const std::function<void(const World& world)>& body) {
+  const RankReport report = try_world(ranks, body, {.abort_on_failure = false});
+  EXPECT_EQ(report.failures.size(), static_cast<std::size_t>(ranks)) << report.text();
+  for (const RankFailure& failure : report.failures) EXPECT_EQ(failure.code, code) << failure.text;
+  return report.failures.empty() ? "" : report.failures[0].text;
+}
+
 /// The same training at every stage gives the same bits; returns them.
 inline Values expect_equal_at_all_stages(int ranks, const std::function<Values(int stage, const World& world)>& body) {
   Values expected;

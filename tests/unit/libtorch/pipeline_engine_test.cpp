@@ -15,6 +15,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -161,6 +162,17 @@ Tensors run(const std::vector<Layer>& layers, const MicroBatch& batch) {
   return at;
 }
 
+/// What the model is after the training.
+void look_at(Text& model, const std::vector<Layer>& layers, Trained& trained) {
+  const torch::NoGradGuard no_grad;
+  for (int number = 0; number < 5; ++number)
+    trained.held_out += run(layers, micro_batch(50, number))[0].item<double>() / 5;
+  for (int number = 0; number < 2; ++number)
+    trained.weighted += run(layers, micro_batch(50, number))[0].item<double>() * (number == 0 ? 0.75 : 0.25);
+  trained.logits = run(layers, {.inputs = micro_batch(60, 0).inputs})[0];
+  for (const auto& item : model->named_parameters()) trained.weights[plain(item.key())] = item.value().detach().clone();
+}
+
 /// One process, torch's autograd and optimizer.
 Trained trained_plainly(int blocks, int micro_batches, Head head = Head::kTied) {
   Trained trained;
@@ -182,14 +194,74 @@ Trained trained_plainly(int blocks, int micro_batches, Head head = Head::kTied) 
       trained.norms.push_back(torch::nn::utils::clip_grad_norm_(model->parameters(), 0.5));
       sgd.step();
     }
-    const torch::NoGradGuard no_grad;
-    for (int number = 0; number < 5; ++number)
-      trained.held_out += run(layers, micro_batch(50, number))[0].item<double>() / 5;
-    for (int number = 0; number < 2; ++number)
-      trained.weighted += run(layers, micro_batch(50, number))[0].item<double>() * (number == 0 ? 0.75 : 0.25);
-    trained.logits = run(layers, {.inputs = micro_batch(60, 0).inputs})[0];
-    for (const auto& item : model->named_parameters())
-      trained.weights[plain(item.key())] = item.value().detach().clone();
+    look_at(model, layers, trained);
+  });
+  return trained;
+}
+
+/// What a stage is given, without its history; the gradients of floating-point tensors are wanted.
+Tensors received(const Tensors& sent) {
+  Tensors given;
+  for (const Tensor& one : sent) given.push_back(one.detach().set_requires_grad(one.is_floating_point()));
+  return given;
+}
+
+Tensors gradients_of(const Tensors& given) {
+  Tensors gradients;
+  for (const Tensor& one : given) gradients.push_back(one.grad());
+  return gradients;
+}
+
+/// One process, with late gradients by hand: in step t stage k of K goes back through what step t - (K - 1 - k) gave
+/// it, with its weights of now and the gradients that stage k + 1 had for it in step t - 1.
+Trained trained_late(const std::vector<int>& bounds, int micro_batches) {
+  constexpr int kLateSteps = 5;
+  Trained trained;
+  run_world(1, [&](const World& world) {
+    at::set_num_threads(1);
+    const Mesh mesh = world.mesh({{{"tp", 1}}});
+    Text model(4, RankGroup(mesh.axis("tp")));
+    const std::vector<Layer> layers = model->layers();
+    const int last = static_cast<int>(bounds.size()) - 2;
+    torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    const auto run_stage = [&](int stage, Tensors values, const MicroBatch& batch) {
+      for (int layer = bounds[static_cast<std::size_t>(stage)]; layer < bounds[static_cast<std::size_t>(stage) + 1];
+           ++layer)
+        values = layers[static_cast<std::size_t>(layer)].forward(values, batch);
+      return values;
+    };
+    using Place = std::array<int, 3>;  // stage, step, micro-batch
+    std::map<Place, Tensors> kept;
+    std::map<Place, Tensors> sent;
+    for (int step = 0; step < kLateSteps; ++step) {
+      double sum = 0;
+      sgd.zero_grad();
+      for (int number = 0; number < micro_batches; ++number) {
+        const MicroBatch batch = micro_batch(step, number);
+        Tensors given = batch.inputs;
+        for (int stage = 0; stage < last; ++stage) {
+          kept[{stage, step, number}] = given;
+          given = received(run_stage(stage, given, batch));
+        }
+        const Tensor loss = run_stage(last, given, batch)[0] / micro_batches;
+        loss.backward();
+        sum += loss.item<double>();
+        sent[{last, step, number}] = gradients_of(given);
+      }
+      for (int stage = 0; stage < last; ++stage) {
+        const int then = step - (last - stage);
+        for (int number = 0; then >= 0 && number < micro_batches; ++number) {
+          const Tensors given = received(kept.at({stage, then, number}));
+          const Tensors made = run_stage(stage, given, micro_batch(then, number));
+          torch::autograd::backward(made, sent.at({stage + 1, then, number}));
+          sent[{stage, then, number}] = gradients_of(given);
+        }
+      }
+      trained.losses.push_back(sum);
+      trained.norms.push_back(torch::nn::utils::clip_grad_norm_(model->parameters(), 0.5));
+      sgd.step();
+    }
+    look_at(model, layers, trained);
   });
   return trained;
 }
@@ -298,11 +370,13 @@ void train_in_stages(const Row& row, const Trained& expected, const World& world
   PipelineEngine engine(model.ptr(), model->layers(), config, world, quiet(), row.bounds);
   require_own_parameters(model, engine, engine.pipeline().stage());
   const int data_rank = place.coordinate("dp");
-  for (int step = 0; step < kSteps; ++step) {
-    const auto [result, loss] = engine.train_batch(own_batches(step, data_rank, row.micro));
+  for (std::size_t step = 0; step < expected.losses.size(); ++step) {
+    const std::vector<MicroBatch> batches = own_batches(static_cast<int>(step), data_rank, row.micro);
+    const auto [result, loss] = engine.train_batch(batches);
     require(result.committed, result.reason);
-    require_close(loss, expected.losses[static_cast<std::size_t>(step)], "loss");
-    require_close(result.grad_norm, expected.norms[static_cast<std::size_t>(step)], "norm");
+    require_close(loss, expected.losses[step], "loss");
+    require_close(result.grad_norm, expected.norms[step], "norm");
+    for (const MicroBatch& batch : batches) batch.inputs[0].zero_();  // as the memory of a loader
   }
   if (row.files) {
     const TransferReport report = engine.runtime()->core().transfer_report();
@@ -347,6 +421,20 @@ TEST(PipelineEngine, StagesTrainAsOneProcessDoes) {
       {.schedule = "gpipe", .stage = 2, .recompute = true, .files = true},
   };
   expect_stages_train_as(four, rows);
+}
+
+/// The embedding, on the first stage, is the head's matrix, too.
+TEST(PipelineEngine, LateGradientsAreThoseOfALateReference) {
+  const std::vector<int> two{0, 3, 6};
+  const std::vector<int> three{0, 2, 4, 6};
+  expect_stages_train_as(trained_late(two, 4),
+                         {{.schedule = "ouroboros", .bounds = two},
+                          {.schedule = "ouroboros", .stage = 3, .unshard = "step", .bounds = two},
+                          {.schedule = "ouroboros", .dp = 2, .micro = 2, .stage = 2, .bounds = two},
+                          {.schedule = "ouroboros", .tp = 2, .stage = 3, .bounds = two}});
+  expect_stages_train_as(trained_late(three, 2),
+                         {{.schedule = "ouroboros", .pp = 3, .micro = 2, .stage = 3, .bounds = three}});
+  expect_stages_train_as(trained_plainly(4, 4), {{.schedule = "ouroboros", .pp = 1}});
 }
 
 TEST(PipelineEngine, StagesThatShareAHeadTrainAsOneProcessDoes) {

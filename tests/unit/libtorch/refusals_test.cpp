@@ -1,10 +1,12 @@
 // Bad input: a clear error at once, on every rank, with the name of what is wrong.
-#include "test_nets.h"
+#include "adapter_checks.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/serialize.h>
 
 #include <limits>
+#include <sstream>
 
 namespace zeroth::test {
 namespace {
@@ -22,14 +24,6 @@ struct OddImpl : torch::nn::Module {
   Tensor good{}, parameter{};
 };
 TORCH_MODULE(Odd);
-
-/// What every rank is told; the same code on all of them.
-std::string refusal(int ranks, ErrorCode code, const std::function<void(const World& world)>& body) {
-  const RankReport report = try_world(ranks, body, {.abort_on_failure = false});
-  EXPECT_EQ(report.failures.size(), static_cast<std::size_t>(ranks)) << report.text();
-  for (const RankFailure& failure : report.failures) EXPECT_EQ(failure.code, code) << failure.text;
-  return report.failures.empty() ? "" : report.failures[0].text;
-}
 
 TEST(Refusals, ParametersThatCannotBePartitionedAreNamed) {
   struct Case {
@@ -93,6 +87,56 @@ TEST(Refusals, BuffersThatDifferBetweenRanks) {
     libtorch::Engine<OddImpl> engine(model, config_of(3), world, quiet());
   });
   EXPECT_THAT(text, AllOf(HasSubstr("rank 1/2"), HasSubstr("which: table")));
+}
+
+TEST(Refusals, ArchivesAndPointersOfParametersThatAreNotGathered) {
+  for (const int stage : {0, 2, 3}) {
+    run_world(2, [stage](const World& world) {
+      Trainee trainee({}, config_of(stage), world);
+      trainee.train(0);
+      const Tensor weight = trainee.model->layer(1).weight;
+      const auto archive = [](const auto& what) {
+        return [what] {
+          std::ostringstream out;
+          torch::save(what, out);
+        };
+      };
+      const std::vector<std::pair<std::string, std::function<void()>>> ways{
+          {"a module", archive(trainee.model)},
+          {"a tensor", archive(weight)},
+          {"several", archive(std::vector{weight, trainee.model->head})},
+          {"a pickle", [&] { (void)torch::pickle_save(weight); }},
+          {"a pointer", [&] { (void)weight.data_ptr(); }},
+      };
+      for (const auto& [what, use] : ways) {
+        const std::string text = thrown_by(use);
+        const bool refused =
+            text.find("is not gathered now") != std::string::npos &&
+            (text.find("which: layer") != std::string::npos || text.find("which: first") != std::string::npos) &&
+            text.find("release_parameters()") != std::string::npos && text.find("close()") == std::string::npos &&
+            text.find("units=") == std::string::npos;
+        require(stage == 3 ? refused : text.empty(), what + " at stage " + std::to_string(stage) + ": " + text);
+      }
+    });
+  }
+}
+
+TEST(Refusals, AModelWhoseEngineIsGoneHasNoValuesUnlessTheyWereGivenBack) {
+  for (const int stage : {0, 2, 3}) {
+    run_world(2, [stage](const World& world) {
+      for (const bool gives_back : {false, true}) {
+        Net model{NetOptions()};
+        {
+          libtorch::Engine<NetImpl> engine(model, config_of(stage), world, quiet());
+          if (gives_back) engine.release_parameters();
+        }
+        const std::string text = thrown_by([&] { (void)model->head.sum(); });
+        const bool refused = text.find("parameter 'head' has no values any more") != std::string::npos &&
+                             text.find("release_parameters() gives values back") != std::string::npos;
+        require(gives_back ? text.empty() : refused, text);
+      }
+    });
+  }
 }
 
 TEST(Refusals, LossWithoutGradient) {

@@ -1,6 +1,7 @@
 // The table of optimizers, that any split of a parameter gives the same bits, and small runs against a double
 // oracle. The kernels behind them are tested in tests/unit/kernels.
 #include "optim/optimizer_table.h"
+#include "optim/zero_one_schedule.h"
 #include "support/error_of.h"
 #include "support/host_machine.h"
 
@@ -24,7 +25,7 @@ namespace zeroth {
 namespace {
 
 const std::vector<OptimizerOptions> kOptions{
-    {.type = "AdamW"}, {.type = "Adam"}, {.type = "SGD"}, {.type = "SGD", .momentum = true}};
+    {.type = "AdamW"}, {.type = "Adam"}, {.type = "SGD"}, {.type = "SGD", .momentum = true}, {.type = "Lion"}};
 
 /// One parameter with its states, in T.
 template <class T>
@@ -74,7 +75,8 @@ constexpr GroupHyper kHyper{
     .lr = 0.03, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6, .weight_decay = 0.1, .momentum = 0.9, .dampening = 0.25};
 
 TEST(OptimizerTable, NamesAreWhatIsBuilt) {
-  EXPECT_EQ(optimizer_names(), (std::vector<std::string>{"AdamW", "Adam", "SGD"}));
+  EXPECT_EQ(optimizer_names(), (std::vector<std::string>{"AdamW", "Adam", "SGD", "Lion", "Lamb", "OneBitAdam",
+                                                         "OneBitLamb", "ZeroOneAdam"}));
   for (const std::string& name : optimizer_names()) {
     EXPECT_EQ(make_optimizer({.type = name})->name(), name);
   }
@@ -82,7 +84,7 @@ TEST(OptimizerTable, NamesAreWhatIsBuilt) {
 
 TEST(OptimizerTable, UnknownNamesAreErrorsWithTheNearest) {
   const std::vector<std::pair<std::string, std::string>> table{
-      {"Adamw", "did you mean AdamW?"}, {"SDG", ""}, {"SGDM", "did you mean SGD?"}, {"", ""}, {"Lion", ""}};
+      {"Adamw", "did you mean AdamW?"}, {"SDG", ""}, {"SGDM", "did you mean SGD?"}, {"", ""}, {"Muon", ""}};
   for (const auto& [name, hint] : table) {
     try {
       (void)make_optimizer({.type = name});
@@ -91,7 +93,7 @@ TEST(OptimizerTable, UnknownNamesAreErrorsWithTheNearest) {
       EXPECT_EQ(error.code(), ErrorCode::kConfig);
       EXPECT_EQ(error.context().hint, hint) << name;
       EXPECT_EQ(error.context().got, name);
-      EXPECT_EQ(error.context().expected, "one of AdamW, Adam, SGD");
+      EXPECT_EQ(error.context().expected, "one of AdamW, Adam, SGD, Lion, Lamb, OneBitAdam, OneBitLamb, ZeroOneAdam");
     }
   }
 }
@@ -135,7 +137,31 @@ TEST(Optimizer, DeclaresItsStates) {
   EXPECT_EQ(names({.type = "AdamW"}), (std::vector<std::string>{"exp_avg", "exp_avg_sq"}));
   EXPECT_EQ(names({.type = "Adam", .momentum = true}), (std::vector<std::string>{"exp_avg", "exp_avg_sq"}));
   EXPECT_EQ(names({.type = "SGD"}), (std::vector<std::string>{}));
+  EXPECT_EQ(names({.type = "Lion"}), (std::vector<std::string>{"exp_avg"}));
   EXPECT_EQ(names({.type = "SGD", .momentum = true}), (std::vector<std::string>{"momentum_buffer"}));
+}
+
+TEST(ZeroOneSchedule, IsTheListOfThePaper) {
+  // Variances: every step, after 3 of them every other, after 3 further every fourth.
+  const ZeroOneOptions options{
+      .var_freeze_step = 20, .var_update_scaler = 3, .local_step_scaler = 4, .local_step_clipper = 4};
+  const std::vector<std::int64_t> variances{1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32};
+  std::vector<std::int64_t> got;
+  for (std::int64_t step = 1; step <= 32; ++step) {
+    if (updates_variance(options, step)) got.push_back(step);
+    EXPECT_EQ(variance_updates(options, step), static_cast<std::int64_t>(got.size())) << step;
+  }
+  EXPECT_EQ(got, variances);
+  // Synchronisations after step 20: every step, after 4 of them every other, after 4 further every fourth, no longer.
+  const std::vector<std::int64_t> synchronisations{21, 22, 23, 24, 26, 28, 32, 36, 40};
+  got.clear();
+  for (std::int64_t step = 21; step <= 40; ++step) {
+    if (synchronises(options, step)) got.push_back(step);
+  }
+  EXPECT_EQ(got, synchronisations);
+  const ZeroOneOptions defaults;
+  EXPECT_TRUE(synchronises(defaults, 100'001 + 32'677));
+  EXPECT_FALSE(synchronises(defaults, 100'001 + 32'678));
 }
 
 template <class T>
@@ -169,13 +195,21 @@ RC_GTEST_PROP(OptimizerProperty, AnySplitGivesTheSameBitsInFloat64, ()) {
   check_split<double>();
 }
 
-/// Ref: Loshchilov, Hutter, arXiv 1711.05101 (AdamW); Kingma, Ba, arXiv 1412.6980 (Adam); torch.optim.SGD.
+/// Ref: Loshchilov, Hutter, arXiv 1711.05101 (AdamW); Kingma, Ba, arXiv 1412.6980 (Adam); torch.optim.SGD; Chen et
+/// al., arXiv 2302.06675, algorithm 2 (Lion).
 void oracle_step(const OptimizerOptions& options, const GroupHyper& h, double factor, std::int64_t number,
                  Trial<double>& run) {
   const auto t = static_cast<double>(number);
   for (std::size_t at = 0; at < run.param.size(); ++at) {
     double& w = run.param[at];
     double g = run.grad[at] * factor;
+    if (options.type == "Lion") {
+      double& m = run.states[0][at];
+      const double mix = h.beta1 * m + (1 - h.beta1) * g;
+      w -= h.lr * ((mix > 0 ? 1.0 : mix < 0 ? -1.0 : 0.0) + h.weight_decay * w);
+      m = h.beta2 * m + (1 - h.beta2) * g;
+      continue;
+    }
     if (options.type != "AdamW") g += h.weight_decay * w;
     if (options.type == "SGD") {
       if (options.momentum) {

@@ -66,9 +66,11 @@ void expect_well(const std::string& name, const ScheduleOptions& options) {
 
 /// The simulation waits and holds exactly what the formulas say.
 void expect_formula(const std::string& name, const ScheduleOptions& options, const ChunkTimes& times) {
+  const StepProgram program = lower(make_schedule(name, options));
   const Simulation simulation =
-      simulate(lower(make_schedule(name, options)),
-               {.chunks = {{.forward = times.forward, .input = times.input, .weight = times.weight}}});
+      simulate(unrolled(program, program.most_late() + 2),
+               {.chunks = {{.forward = times.forward, .input = times.input, .weight = times.weight}},
+                .steps_meet = program.most_late() > 0});
   const ScheduleFormula formula = schedule_formula(name, options, times);
   if (formula.bubble) {
     EXPECT_EQ(simulation.bubble, *formula.bubble);

@@ -104,6 +104,8 @@ std::vector<std::vector<double>> trained(const StepProgram& program, const std::
           if (rank == 0) inputs[pair] = 1 + 0.1 * action.micro_batch;
           used[pair] = weights[at];
           inputs[{rank + 1, action.micro_batch}] = weights[at] * inputs[pair];
+        } else if (action.kind == ActionKind::kRecompute) {
+          used[pair] = weights[at];
         } else if (action.kind == ActionKind::kBackward) {
           if (rank == ranks - 1) outer[pair] = targets[static_cast<std::size_t>(action.micro_batch)];
           if (!outer.contains(pair)) break;
@@ -121,55 +123,155 @@ std::vector<std::vector<double>> trained(const StepProgram& program, const std::
   return history;
 }
 
-TEST(ProgramOuroboros, GradientsAreThoseOfALateReference) {
-  constexpr int kSteps = 12;
-  std::vector<double> targets;
-  for (int m = 0; m < kSteps; ++m) targets.push_back(0.3 + 0.05 * (m % 5));
-  const StepProgram program = make_schedule("ouroboros", {.ranks = 2, .micro_batches = kSteps, .inexact = true});
-  const auto history = trained(program, targets);
-  // By hand, for two ranks: the second steps with its gradient at once; the first one step later, with the weights of
-  // then. Its forward of micro-batch t + 1 comes before its step t.
-  double first = 1;
-  double first_before = 1;
-  double second = 1;
-  for (int t = 0; t < kSteps; ++t) {
-    const double x = 1 + 0.1 * t;
-    const double used = t == 0 ? first : first_before;  // the step t - 1 came after this forward
-    const double through = second;
-    second -= 0.01 * targets[static_cast<std::size_t>(t)] * used * x;
-    first_before = first;
-    first -= 0.01 * targets[static_cast<std::size_t>(t)] * through * x;
-    EXPECT_DOUBLE_EQ(history[1][static_cast<std::size_t>(t)], second) << t;
-    EXPECT_DOUBLE_EQ(history[0][static_cast<std::size_t>(t)], first) << t;
-  }
+StepProgram late_program(int ranks, int micro_batches) {
+  return lower(make_schedule("ouroboros", {.ranks = ranks, .micro_batches = micro_batches, .inexact = true}));
 }
 
-TEST(ProgramOuroboros, IsInexactAndHasNoWaitsButTheFirstAndLast) {
-  for (int p = 1; p <= 4; ++p) {
-    for (const int steps : {2 * p, 3 * p, 10 * p}) {
-      const StepProgram program =
-          lower(make_schedule("ouroboros", {.ranks = p, .micro_batches = steps, .inexact = true}));
-      EXPECT_TRUE(program.inexact);
-      EXPECT_TRUE(parse_program(to_text(program)).inexact);
-      const Simulation simulation = simulate(program);
-      EXPECT_EQ(simulation.bubble, 3 * (p - 1));  // of all steps together
-      // From the first backward to the last forward of rank 0 there is none.
-      const std::vector<TimedAction>& actions = simulation.ranks[0].actions;
-      double end = -1;
-      for (const TimedAction& timed : actions) {
-        if (!is_computation(timed.action.kind)) continue;
-        if (end < 0 && timed.action.kind == ActionKind::kBackward) end = timed.begin;
-        if (end < 0) continue;
-        EXPECT_EQ(timed.begin, end) << to_text(timed.action);
-        end = timed.end;
-        if (timed.action == Action{.kind = ActionKind::kForward, .chunk = 0, .micro_batch = steps - 1}) break;
+/// By hand: in step t rank r of p uses the inputs of step t - (p - 1 - r), its weights of now, and what rank r + 1 sent
+/// in the step before.
+std::vector<std::vector<double>> late_reference(int ranks, int micro_batches, int steps,
+                                                const std::vector<double>& targets) {
+  const auto p = static_cast<std::size_t>(ranks);
+  std::vector<double> weights(p, 1.0);
+  std::vector<std::vector<double>> history(p);
+  std::map<std::pair<std::size_t, int>, double> inputs;  // of rank and number of the micro-batch
+  std::map<std::pair<std::size_t, int>, double> sent;    // by the rank
+  for (int t = 0; t < steps; ++t) {
+    for (int number = t * micro_batches; number < (t + 1) * micro_batches; ++number) {
+      double value = 1 + 0.1 * number;
+      for (std::size_t rank = 0; rank < p; ++rank) {
+        inputs[{rank, number}] = value;
+        value *= weights[rank];
+      }
+      sent[{p, number}] = targets[static_cast<std::size_t>(number)];
+    }
+    std::vector<double> gradients(p, 0.0);
+    for (std::size_t rank = 0; rank < p; ++rank) {
+      const int from = t - static_cast<int>(p - 1 - rank);
+      for (int number = from * micro_batches; from >= 0 && number < (from + 1) * micro_batches; ++number) {
+        gradients[rank] += sent.at({rank + 1, number}) * inputs.at({rank, number});
+        sent[{rank, number}] = sent.at({rank + 1, number}) * weights[rank];
+      }
+    }
+    for (std::size_t rank = 0; rank < p; ++rank) history[rank].push_back(weights[rank] -= 0.01 * gradients[rank]);
+  }
+  return history;
+}
+
+TEST(ProgramOuroboros, GradientsAreThoseOfALateReference) {
+  constexpr int kSteps = 9;
+  std::vector<double> targets;
+  for (int m = 0; m < 3 * kSteps; ++m) targets.push_back(0.3 + 0.05 * (m % 5));
+  for (const int ranks : {1, 2, 3, 4}) {
+    for (const int micro_batches : {1, 3}) {
+      const auto history = trained(unrolled(late_program(ranks, micro_batches), kSteps), targets);
+      const auto reference = late_reference(ranks, micro_batches, kSteps, targets);
+      for (std::size_t rank = 0; rank < history.size(); ++rank) {
+        for (std::size_t t = 0; t < kSteps; ++t)
+          EXPECT_DOUBLE_EQ(history[rank][t], reference[rank][t]) << ranks << " ranks, rank " << rank << ", step " << t;
       }
     }
   }
 }
 
+/// From the end of a step to that of the next one, of steps in which all ranks have late gradients; at most.
+double steady_step(const StepProgram& program, const Costs& costs) {
+  const int steps = program.most_late() + 4;
+  const Simulation simulation = simulate(unrolled(program, steps), costs);
+  double longest = 0;
+  for (const RankTimes& rank : simulation.ranks) {
+    std::vector<double> ends;
+    for (const TimedAction& timed : rank.actions)
+      if (timed.action.kind == ActionKind::kStep) ends.push_back(timed.end);
+    for (std::size_t step = static_cast<std::size_t>(program.most_late()) + 1; std::cmp_less(step, steps); ++step)
+      longest = std::max(longest, ends[step] - ends[step - 1]);
+  }
+  return longest;
+}
+
+TEST(ProgramOuroboros, ASteadyStepTakesWhatTheBusiestRankComputes) {
+  for (int p = 2; p <= 5; ++p) {
+    for (const int m : {3 * p, 4 * p}) {
+      const StepProgram program = late_program(p, m);
+      EXPECT_EQ(steady_step(program, {.steps_meet = true}), 4 * m) << p << " ranks";  // F, RECOMPUTE, B
+      // If the last rank has more layers, until all compute alike: the way of the first forward through the others.
+      Costs alike{.chunks = std::vector<ChunkCosts>(static_cast<std::size_t>(p)), .steps_meet = true};
+      alike.chunks.back() = {.forward = 2, .input = 1, .weight = 1};
+      EXPECT_EQ(steady_step(program, alike), 4 * m + 3 * std::max(0, p - 2) + 1) << p << " ranks";
+      const StepProgram exact = lower(make_schedule("1f1b", {.ranks = p, .micro_batches = m}), {.recompute = true});
+      EXPECT_GT(simulate(exact, alike).step_time, steady_step(program, alike)) << p << " ranks";
+    }
+  }
+}
+
+TEST(ProgramOuroboros, IsOneStepWithMicroBatchesOfEarlierOnes) {
+  const StepProgram program = late_program(2, 2);
+  EXPECT_EQ(to_text(program),
+            "zeroth-program 1 schedule=ouroboros ranks=2 micro_batches=2 chunks=0,1 late=1,0 inexact\n"
+            "0: 0F0 0SEND_F0 0F1 0SEND_F1 0RECOMPUTE0 0B0 0RECOMPUTE1 0B1 0REDUCE 0RECV_B0 0RECV_B1 STEP\n"
+            "1: 1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1 1REDUCE STEP\n");
+  EXPECT_EQ(parse_program(to_text(program)), program);
+  EXPECT_EQ(to_text(unrolled(program, 1)),
+            "zeroth-program 1 schedule=ouroboros ranks=2 micro_batches=2 chunks=0,1 inexact\n"
+            "0: 0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0RECV_B1 STEP 0RECOMPUTE0 0B0 0RECOMPUTE1 0B1 0REDUCE STEP\n"
+            "1: 1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1 1REDUCE STEP STEP\n");
+  EXPECT_EQ(unrolled(lower(make_schedule("1f1b", {.ranks = 2, .micro_batches = 2})), 3),
+            lower(make_schedule("1f1b", {.ranks = 2, .micro_batches = 2})));
+}
+
+TEST(ProgramOuroboros, TheVerifierSeesSeveralSteps) {
+  const StepProgram program = late_program(3, 2);
+  EXPECT_FALSE(refute(program).has_value());
+  for (const LowerOptions& passes : {LowerOptions{.gathers = Gathers::kKept},
+                                     {.gathers = Gathers::kPerMicroBatch, .recompute = true},
+                                     {.recompute = true, .offload_activations = true, .offload_states = true}}) {
+    const StepProgram other =
+        lower(make_schedule("ouroboros", {.ranks = 3, .micro_batches = 2, .inexact = true}), passes);
+    const auto refutation = refute(other);
+    EXPECT_FALSE(refutation.has_value()) << refutation->what << to_text(other);
+  }
+  const auto refuted = [](StepProgram broken) {
+    const auto refutation = refute(broken);
+    return refutation ? refutation->what : "";
+  };
+  const auto without = [&](int rank, const std::string& action) {
+    StepProgram broken = program;
+    std::erase(broken.actions[static_cast<std::size_t>(rank)], parse_action(action));
+    return broken;
+  };
+  EXPECT_NE(refuted(without(0, "0RECV_B1")).find("never received"), std::string::npos);
+  EXPECT_NE(refuted(without(1, "1B1")).find("no backward"), std::string::npos);
+  EXPECT_NE(refuted(without(1, "1F1")).find("never computes"), std::string::npos);
+  StepProgram early = program;
+  early.late = {1, 1, 0};  // the gradient that rank 1 sends in a step is there at the end of it
+  EXPECT_NE(refuted(early).find("before the receive of what it needs"), std::string::npos);
+  StepProgram exact = program;
+  exact.inexact = false;
+  EXPECT_NE(refuted(exact).find("how late"), std::string::npos);
+  StepProgram few = program;
+  few.late = {2, 1};
+  EXPECT_NE(refuted(few).find("how late"), std::string::npos);
+  StepProgram long_ago = program;
+  long_ago.late = {1 << 24, 1, 0};
+  EXPECT_NE(refuted(long_ago).find("too late"), std::string::npos);
+  EXPECT_NE(error_of(ErrorCode::kUsage, [&] { (void)simulate(program); }).find("unrolled()"), std::string::npos);
+  EXPECT_NE(error_of(ErrorCode::kUsage, [&] { verify(early); }).find("0B0"), std::string::npos);
+  // Messages that cross a STEP cannot wait for ranks that meet there.
+  const StepProgram crosses = parse_program(
+      "zeroth-program 1 schedule=x ranks=2 micro_batches=1 chunks=0,1 inexact\n"
+      "0: 0F0 0SEND_F0 STEP 0RECV_B0 0B0 STEP\n1: STEP 1RECV_F0 1F0 1B0 1SEND_B0 STEP\n");
+  EXPECT_GT(simulate(crosses).step_time, 0);
+  EXPECT_GT(simulate(crosses, {.steps_meet = true}).step_time, 0);
+  const StepProgram waits = parse_program(
+      "zeroth-program 1 schedule=x ranks=2 micro_batches=1 chunks=0,1 inexact\n"
+      "0: 0F0 0SEND_F0 0RECV_B0 0B0 STEP STEP\n1: STEP 1RECV_F0 1F0 1B0 1SEND_B0 STEP\n");
+  EXPECT_GT(simulate(waits).step_time, 0);
+  EXPECT_NE(error_of(ErrorCode::kUsage, [&] { (void)simulate(waits, {.steps_meet = true}); }).find("meet"),
+            std::string::npos);
+}
+
 TEST(ProgramOuroboros, AnExactProgramStepsOnce) {
-  StepProgram program = lower(make_schedule("ouroboros", {.ranks = 2, .micro_batches = 4, .inexact = true}));
+  StepProgram program = unrolled(late_program(2, 1), 4);
   EXPECT_FALSE(refute(program).has_value());
   program.inexact = false;
   const auto refutation = refute(program);

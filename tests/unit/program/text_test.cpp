@@ -35,6 +35,8 @@ StepProgram random_program(std::mt19937& random) {
   program.inexact = below(4) == 0;
   program.actions.resize(static_cast<std::size_t>(ranks));
   for (int chunks = 1 + below(12); chunks > 0; --chunks) program.rank_of_chunk.push_back(below(ranks));
+  const bool late = program.inexact && below(2) == 0;
+  for (int chunk = 0; late && chunk < program.chunks(); ++chunk) program.late.push_back(below(5));
   for (std::vector<Action>& actions : program.actions) {
     for (int count = below(40); count > 0; --count)
       actions.push_back(random_action(random, program.chunks(), program.micro_batches));
@@ -85,6 +87,10 @@ TEST(ProgramText, ErrorsNameLineAndWord) {
            {"zeroth-program 1 schedule=x ranks=2 micro_batches=1 chunks=0,", "line 1, word 6"},
            {"zeroth-program 1 schedule=x ranks=2 micro_batches=1 chunks=0 exact",
             "line 1, word 7; expected: its end, or inexact"},
+           {"zeroth-program 1 schedule=x ranks=2 micro_batches=1 chunks=0 late=1",
+            "line 1, word 8; expected: inexact; got: the end of the line"},
+           {"zeroth-program 1 schedule=x ranks=2 micro_batches=1 chunks=0,1 late=1 inexact",
+            "line 1, word 7; expected: 2 numbers"},
            {"zeroth-program 1 schedule=x ranks=2 micro_batches=1 chunks=0 inexact 1",
             "line 1, word 8; expected: its end"},
            {"zeroth-program 1 schedule=\x01 ranks=2", "line 1, word 3; expected: a word; got: \"schedule=?\""},

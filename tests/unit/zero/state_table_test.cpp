@@ -1,5 +1,6 @@
 #include "random_model.h"
 
+#include <zeroth/base/error.h>
 #include <zeroth/zero/memory_plan.h>
 #include <zeroth/zero/state_table.h>
 
@@ -91,6 +92,15 @@ RC_GTEST_PROP(StateTableProperty, ThePlanIsTheSumOfItsRows, ()) {
        {MemoryState::kParameter, MemoryState::kMaster, MemoryState::kOptimizer, MemoryState::kReduced}) {
     RC_ASSERT(planned[state] == 0U);
   }
+}
+
+TEST(StateTable, RowsNeedAParameterWhoseRowsFollowEachOther) {
+  ParamSpec param{.name = "w", .shape = {4, 3, 2}};
+  EXPECT_EQ(row_length(param), 6);
+  param.memory_order = {0, 2, 1};  // channels last
+  EXPECT_EQ(row_length(param), 6);
+  param.memory_order = {1, 0, 2};
+  EXPECT_THROW((void)row_length(param), Error);
 }
 
 }  // namespace
