@@ -158,8 +158,9 @@ std::uint32_t next_first_tag(const std::string& group_name) {
 
 class C10dTransport final : public MessageTransport {
  public:
-  C10dTransport(c10::intrusive_ptr<c10d::ProcessGroup> group, const std::string& beside)
+  C10dTransport(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, const std::string& beside)
       : group_(std::move(group)),
+        name_(std::move(name)),
         kind_("c10d " + group_->getBackend(c10::kCPU)->getBackendName() + (beside.empty() ? "" : " beside " + beside)),
         waiter_(std::make_shared<Waiter>()),
         waiters_alone_(2 * static_cast<std::size_t>(group_->getSize())),
@@ -189,7 +190,7 @@ class C10dTransport final : public MessageTransport {
     ZR_FAILPOINT_OF("c10d.*", sends ? "send" : "recv");
     std::vector<at::Tensor> tensors{
         at::from_blob(bytes.data(), {static_cast<std::int64_t>(bytes.size())}, at::TensorOptions().dtype(at::kByte))};
-    if (!first_tag_) first_tag_ = next_first_tag(group_->getGroupName());
+    if (!first_tag_) first_tag_ = next_first_tag(name_);
     const int own_tag = static_cast<int>(*first_tag_ + tag);
     auto request = std::make_shared<Request>();
     request->peer = peer;
@@ -213,6 +214,7 @@ class C10dTransport final : public MessageTransport {
   }
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  std::string name_;  // under which torch knows the group: the same on all ranks
   std::string kind_;
   std::shared_ptr<Waiter> waiter_;
   std::vector<std::shared_ptr<Waiter>> waiters_alone_;  // by rank and direction, made when needed
@@ -239,7 +241,7 @@ std::shared_ptr<MessageTransport> make_c10d_transport(const std::string& group_n
             .which = group_name,
             .got = group->getBackendName(),
             .hint = "make one beside it: torch.distributed.new_group(backend=\"gloo\")"});
-  return std::make_shared<C10dTransport>(std::move(group), beside);
+  return std::make_shared<C10dTransport>(std::move(group), group_name, beside);
 }
 
 World world_from_c10d(const std::string& group_name, const std::string& beside) {

@@ -250,17 +250,54 @@ class MessageGroup {
     }
   }
 
+  /// [Note: Pieces] Parts are exchanged in pieces of staging_bytes; all messages of a piece are posted before the piece
+  /// before it is awaited and used, so that no rank waits for a message that another one would send only later. A
+  /// large part in one message would be slower, even where nothing is summed: a transport may give a link to one
+  /// direction until the message has left, as gloo does, and both directions then take twice the time.
+  template <class Post, class Use>
+  void in_pieces(std::size_t pieces, Post&& post, Use&& use) {
+    Transfers posted[2];
+    if (pieces > 0) post(posted[0], std::size_t{0});
+    for (std::size_t number = 0; number < pieces; ++number) {
+      if (number + 1 < pieces) post(posted[(number + 1) % 2], number + 1);
+      links_.await(posted[number % 2]);
+      use(number);
+    }
+  }
+
+  /// given(rank) to every other rank, taken(rank) from it. Posts the first piece, calls `meanwhile`, then the rest.
+  template <class Given, class Taken, class Meanwhile>
+  void exchange(Given&& given, Taken&& taken, Meanwhile&& meanwhile) {
+    const std::size_t piece = job().options.staging_bytes;
+    std::size_t most = 0;
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer != rank()) most = std::max({most, given(peer).size(), taken(peer).size()});
+    }
+    const auto piece_of = [piece](auto bytes, std::size_t number) {
+      const std::size_t first = std::min(number * piece, bytes.size());
+      return bytes.subspan(first, std::min(piece, bytes.size() - first));
+    };
+    const auto post = [&](Transfers& into, std::size_t number) {
+      for (int distance = 1; distance < size(); ++distance) {  // every rank begins with another one
+        const int to = (rank() + distance) % size();
+        const int from = (rank() + size() - distance) % size();
+        send(into, to, MessageKind::kData, piece_of(given(to), number));
+        receive(into, from, MessageKind::kData, piece_of(taken(from), number));
+      }
+      if (number == 0) meanwhile();
+    };
+    if (most == 0) return meanwhile();
+    in_pieces((most + piece - 1) / piece, post, [](std::size_t) {});
+  }
+
   /// Own part from `own` to everybody, everybody's part to its place in `whole`.
   void gather(const std::byte* own, std::byte* whole, const std::vector<std::int64_t>& counts, std::size_t element) {
     const Parts part(whole, counts, element);
-    Transfers transfers;
-    for (int distance = 1; distance < size(); ++distance) {  // every rank begins with another one
-      const int peer = (rank() + distance) % size();
-      send(transfers, peer, MessageKind::kData, {own, part(rank()).size()});
-      receive(transfers, peer, MessageKind::kData, part(peer));
-    }
-    if (part(rank()).data() != own) copy(part(rank()).data(), own, part(rank()).size());
-    links_.await(transfers);
+    const std::span<const std::byte> sent(own, part(rank()).size());
+    exchange([&](int) { return sent; }, part,
+             [&] {
+               if (part(rank()).data() != own) copy(part(rank()).data(), own, sent.size());
+             });
   }
 
   [[nodiscard]] std::size_t own_bytes(const Collective& call) const {
@@ -298,19 +335,9 @@ class MessageGroup {
   void all_to_all(const Collective& call) {
     const ConstParts given(call.send, call.counts, size_of(call.in_dtype));
     const Parts taken(call.recv, call.recv_counts, size_of(call.in_dtype));
-    Transfers transfers;
-    for (int distance = 1; distance < size(); ++distance) {  // every rank begins with another one
-      const int to = (rank() + distance) % size();
-      const int from = (rank() + size() - distance) % size();
-      send(transfers, to, MessageKind::kData, given(to));
-      receive(transfers, from, MessageKind::kData, taken(from));
-    }
-    copy(taken(rank()).data(), given(rank()).data(), given(rank()).size());
-    links_.await(transfers);
+    exchange(given, taken, [&] { copy(taken(rank()).data(), given(rank()).data(), given(rank()).size()); });
   }
 
-  /// [Note: Pieces] Parts are exchanged in pieces of staging_bytes; all messages of a piece are posted before the piece
-  /// before it is awaited and summed, so that no rank waits for a message that another one would send only later.
   void reduce_scatter(const Collective& call, std::byte* to, const std::vector<std::int64_t>& counts,
                       const std::vector<std::int64_t>& offsets) {
     const std::size_t in_size = size_of(call.in_dtype);
@@ -320,13 +347,12 @@ class MessageGroup {
     const auto size_from = [this](int peer) { return size_of(in_dtypes_[static_cast<std::size_t>(peer)]); };
     const std::int64_t pieces = (*std::ranges::max_element(counts) + piece - 1) / piece;
     reserve_staging();
-    Transfers posted[2];
     const auto range = [&](int owner, std::int64_t number) {  // first element and length, in the owner's part
       const std::int64_t first = std::min(number * piece, counts[static_cast<std::size_t>(owner)]);
       return std::pair(first, std::min(piece, counts[static_cast<std::size_t>(owner)] - first));
     };
-    const auto post = [&](std::int64_t number) {
-      Transfers& transfers = posted[number % 2];
+    const auto post = [&](Transfers& transfers, std::size_t index) {
+      const auto number = static_cast<std::int64_t>(index);
       const auto own = static_cast<std::size_t>(range(rank(), number).second);
       for (int distance = 1; distance < size(); ++distance) {
         const int peer = (rank() + distance) % size();
@@ -337,10 +363,8 @@ class MessageGroup {
         receive(transfers, peer, MessageKind::kData, {staging(peer, number), own * size_from(peer)});
       }
     };
-    if (pieces > 0) post(0);
-    for (std::int64_t number = 0; number < pieces; ++number) {
-      if (number + 1 < pieces) post(number + 1);
-      links_.await(posted[number % 2]);
+    const auto sum = [&](std::size_t index) {
+      const auto number = static_cast<std::int64_t>(index);
       const auto [first, length] = range(rank(), number);
       Summands sources;
       for (int peer = 0; peer < size(); ++peer) {
@@ -349,7 +373,8 @@ class MessageGroup {
                     in_dtypes_[static_cast<std::size_t>(peer)]);
       }
       reduce(call, to + static_cast<std::size_t>(first) * size_of(call.out_dtype), sources, length);
-    }
+    };
+    in_pieces(static_cast<std::size_t>(pieces), post, sum);
   }
 
   void all_reduce(const Collective& call) {
