@@ -63,9 +63,12 @@ def install() -> None:
     wanted = REQUIREMENTS.read_text(encoding="utf-8")
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
         return
-    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--upgrade"]
-    command += ["--target", str(SITE), "-r", str(REQUIREMENTS)]
-    if subprocess.run(command, env={**os.environ, "DS_BUILD_OPS": "0"}, check=False).returncode == 0:
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--upgrade", "--target", str(SITE)]
+    builds = subprocess.run([*pip, "setuptools", "wheel"], check=False).returncode == 0  # what DeepSpeed is built with
+    paths = os.pathsep.join(filter(None, [str(SITE), os.environ.get("PYTHONPATH", "")]))
+    command = [*pip, "--no-build-isolation", "-r", str(REQUIREMENTS)]
+    environment = {**os.environ, "DS_BUILD_OPS": "0", "PYTHONPATH": paths}
+    if builds and subprocess.run(command, env=environment, check=False).returncode == 0:
         stamp.write_text(wanted, encoding="utf-8")
 
 
