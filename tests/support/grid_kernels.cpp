@@ -124,16 +124,16 @@ struct GridCalls {
     });
   }
   static int lowrank_product(const kernels::LowRankProductArgs* args, void* stream) {
-    return later_in_teams(
-        stream, [args = *args](auto&& launch) { return kernels::lowrank_product_on_grid(args, launch); });
+    return later_in_teams(stream,
+                          [args = *args](auto&& launch) { return kernels::lowrank_product_on_grid(args, launch); });
   }
   static int lowrank_transposed_product(const kernels::LowRankProductArgs* args, void* stream) {
-    return later_in_teams(
-        stream, [args = *args](auto&& launch) { return kernels::lowrank_transposed_on_grid(args, launch); });
+    return later_in_teams(stream,
+                          [args = *args](auto&& launch) { return kernels::lowrank_transposed_on_grid(args, launch); });
   }
   static int lowrank_restore(const kernels::LowRankRestoreArgs* args, void* stream) {
-    return later_in_teams(
-        stream, [args = *args](auto&& launch) { return kernels::lowrank_restore_on_grid(args, launch); });
+    return later_in_teams(stream,
+                          [args = *args](auto&& launch) { return kernels::lowrank_restore_on_grid(args, launch); });
   }
   static int lowrank_orthonormalize(const kernels::OrthonormalizeArgs* args, void* stream) {
     return later_in_teams(

@@ -66,7 +66,8 @@ __global__ void __launch_bounds__(kThreads) run_warps(const __grid_constant__ Bo
 }
 
 template <class Body>
-__global__ void __launch_bounds__(kThreads) run_outside(const __grid_constant__ Body body, unsigned long long* outside) {
+__global__ void __launch_bounds__(kThreads)
+    run_outside(const __grid_constant__ Body body, unsigned long long* outside) {
   const auto of_thread = static_cast<unsigned>(body(this_thread()));
   const unsigned of_warp = __reduce_add_sync(0xffffffffU, of_thread);
   if (threadIdx.x % 32 == 0 && of_warp != 0) {

@@ -10,8 +10,9 @@
 // Bodies have three forms besides that of grid.h. They are given what a device does with several threads at once:
 //
 //   launch.count(body, threads)   body(GridThread, deliver): deliver(digit) adds 1 to body.counts[digit]
-//   launch.scan(body)             body.sum(lane) of kScanLanes lanes; then body.finish(lane, sum of the lanes before it)
-//   launch.warps(body, warps)     body(GridThread of warps, lanes): lanes.vote(f) has bit l set where f(l) is true of
+//   launch.scan(body)             body.sum(lane) of kScanLanes lanes; then body.finish(lane, sum of the lanes before
+//   it) launch.warps(body, warps)     body(GridThread of warps, lanes): lanes.vote(f) has bit l set where f(l) is true
+//   of
 //                                 lanes l = 0 .. 31, lanes.each(f) calls f(l) of each, lanes.count(mask) the bits set
 #pragma once
 
@@ -213,12 +214,12 @@ struct TopkTakeGrid {
       if (here.greater == 0 && (here.ties == 0 || before.ties >= left)) continue;
       for (std::int64_t first = block * kTopkBlock; first < n && first < (block + 1) * kTopkBlock;
            first += kTopkLanes) {
-        const std::uint32_t greater =
-            lanes.vote([&](std::int64_t lane) { return elements.is_greater(first + lane); });
+        const std::uint32_t greater = lanes.vote([&](std::int64_t lane) { return elements.is_greater(first + lane); });
         const std::uint32_t ties = lanes.vote([&](std::int64_t lane) { return elements.is_tie(first + lane); });
         lanes.each([&](std::int64_t lane) {
           const std::uint32_t bit = 1U << static_cast<std::uint32_t>(lane);
-          const TopkTotals lower = before + TopkTotals{lanes.count(greater & (bit - 1U)), lanes.count(ties & (bit - 1U))};
+          const TopkTotals lower =
+              before + TopkTotals{lanes.count(greater & (bit - 1U)), lanes.count(ties & (bit - 1U))};
           const bool takes = (greater & bit) != 0 || ((ties & bit) != 0 && lower.ties < left);
           if (!takes) return;
           const std::uint32_t at = lower.greater + (lower.ties < left ? lower.ties : left);
@@ -273,7 +274,7 @@ bool topk_on_grid(const TopkArgs& args, void* workspace, Launch& launch) {
   const auto count = [&](const auto* src, float* error, int level, auto makes_message) {
     using In = std::remove_const_t<std::remove_pointer_t<decltype(src)>>;
     launch.count(TopkCountGrid<decltype(makes_message)::kValue, In>{src, error, args.n, work->cuts + level, level,
-                                                                     work->counts[level]},
+                                                                    work->counts[level]},
                  counters);
     launch.scan(TopkChooseGrid{work->counts[level], work->cuts + level, work->cuts + level + 1, level});
   };

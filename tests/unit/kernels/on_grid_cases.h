@@ -718,11 +718,8 @@ template <class Machine>
   }
   GuardedArray<float> want = inputs.next<float>(range.n);
   const Values got(want, range.misalign);
-  TopkAddArgs args{.dst = got.data(),
-                   .sources = on_machine.data(),
-                   .num_sources = num_sources,
-                   .n = range.n,
-                   .factor = 1.0F / 3.0F};
+  TopkAddArgs args{
+      .dst = got.data(), .sources = on_machine.data(), .num_sources = num_sources, .n = range.n, .factor = 1.0F / 3.0F};
   GuardedArray<std::int64_t> outside(1);
   outside[0] = 5;  // is added to
   const typename Machine::template Array<std::int64_t> got_outside(outside, 0);
