@@ -23,8 +23,7 @@ class CodedMessages final : public SegmentReduction {
     const auto world = pieces.size();
     std::vector<std::int64_t> bytes;
     for (const Range& piece : pieces) bytes.push_back(coder_.form().bytes(piece.size()));
-    const std::span<std::byte> sent =
-        memory<std::byte>(std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0}));
+    const std::span<std::byte> sent = memory<std::byte>(std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0}));
     kernels().zero(sent.data(), sent.size(), stream());  // what is between codes and scales
     std::byte* at = sent.data();
     for (std::size_t rank = 0; rank < world; at += bytes[rank++]) {

@@ -169,10 +169,8 @@ class LowRankChanges final : public MessageReduction {
     products_.reduce(message, changes, worker_error, server_error, result);
     for (std::size_t number = 0; number < segments_.size(); ++number) {
       if (kept[number].bytes.empty()) continue;
-      add(reinterpret_cast<float*>(result + at(number)),
-                            static_cast<float>(factors[number]->momentum),
-                            reinterpret_cast<const float*>(kept[number].bytes.data()), segments_[number].numel,
-                            kernels_, stream_);
+      add(reinterpret_cast<float*>(result + at(number)), static_cast<float>(factors[number]->momentum),
+          reinterpret_cast<const float*>(kept[number].bytes.data()), segments_[number].numel, kernels_, stream_);
     }
     kernels_.settle(stream_);
   }
