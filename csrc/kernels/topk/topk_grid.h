@@ -33,8 +33,8 @@ inline constexpr std::int64_t kMostCounters = std::int64_t{1} << 18U;
 
 /// How many elements are above the cut, and how many are at it.
 struct TopkTotals {
-  std::uint32_t greater = 0;
-  std::uint32_t ties = 0;
+  std::uint32_t greater;
+  std::uint32_t ties;
   ZR_HOST_DEVICE friend TopkTotals operator+(TopkTotals a, TopkTotals b) {
     return {a.greater + b.greater, a.ties + b.ties};
   }
@@ -159,7 +159,7 @@ struct TopkSizeGrid {
   ZR_HOST_DEVICE void operator()(GridThread warp, const Lanes& lanes) const {
     const TopkBlock<In> elements{src, n, cut->prefix};
     for (std::int64_t block = warp.index; block < topk_blocks(n); block += warp.count) {
-      TopkTotals all;
+      TopkTotals all{};
       for (std::int64_t first = block * kTopkBlock; first < n && first < (block + 1) * kTopkBlock;
            first += kTopkLanes) {
         all.greater += lanes.count(lanes.vote([&](std::int64_t lane) { return elements.is_greater(first + lane); }));
@@ -180,7 +180,7 @@ struct TopkPlaceGrid {
 
   ZR_HOST_DEVICE std::int64_t first_of(std::int64_t lane) const { return blocks * lane / kScanLanes; }
   ZR_HOST_DEVICE Sum sum(std::int64_t lane) const {
-    Sum all;
+    Sum all{};
     for (std::int64_t block = first_of(lane); block < first_of(lane + 1); ++block) all = all + totals[block];
     return all;
   }

@@ -116,15 +116,17 @@ class SegmentReduction : public MessageReduction {
   /// Memory of the kernels, not zeroed, until reduce_part() has returned and its kernels are done.
   template <class T>
   [[nodiscard]] std::span<T> memory(std::int64_t elements) {
-    if (elements == 0) return {};
-    memory_.push_back(context_.kernels.make_scratch(static_cast<std::size_t>(elements) * sizeof(T)));
-    return {reinterpret_cast<T*>(memory_.back().bytes.data()), static_cast<std::size_t>(elements)};
+    const auto count = static_cast<std::size_t>(elements);
+    return {reinterpret_cast<T*>(next_memory(count * sizeof(T))), count};
   }
 
  private:
+  [[nodiscard]] std::byte* next_memory(std::size_t bytes);
+
   ReductionContext context_;
   Communicator ranks_;
-  std::vector<Scratch> memory_;
+  std::vector<Scratch> memory_;              ///< while a call lasts: parts take the same, one after the other
+  std::size_t taken_ = 0;                    ///< of these, by this part
   std::unique_ptr<MessageReduction> exact_;  ///< in its place; null: it has a form
 };
 

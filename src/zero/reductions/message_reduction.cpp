@@ -89,6 +89,7 @@ void SegmentReduction::reduce(const Message& message, const std::vector<std::opt
     const std::byte* const momentum =
         message.momentum == nullptr ? nullptr : message.momentum + array_bytes(segment.offset, DType::kFloat32);
     form(message, *factors[number], segment.range(), worker_error, DType::kFloat32, kernels(), stream());
+    taken_ = 0;
     const std::span<float> formed = memory<float>(segment.numel);
     kernels().copy(formed.data(), error, bytes, stream());
     kernels().zero(error, bytes, stream());
@@ -101,9 +102,20 @@ void SegmentReduction::reduce(const Message& message, const std::vector<std::opt
          .owned = owned,
          .momentum = reinterpret_cast<const float*>(momentum),
          .result = floats(result, segment.offset)});
-    kernels().settle(stream());  // memory of the part goes
-    memory_.clear();
+    kernels().settle(stream());  // the next part takes its memory
   }
+  memory_.clear();
+}
+
+std::byte* SegmentReduction::next_memory(std::size_t bytes) {
+  if (bytes == 0) return nullptr;
+  if (taken_ == memory_.size()) memory_.emplace_back();
+  Scratch& scratch = memory_[taken_++];
+  if (scratch.bytes.size() < bytes) {
+    scratch = {};  // before the new one is there
+    scratch = kernels().make_scratch(bytes);
+  }
+  return scratch.bytes.data();
 }
 
 MessageWire SegmentReduction::wire() const {

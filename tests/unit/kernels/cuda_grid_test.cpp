@@ -543,12 +543,12 @@ TYPED_TEST(TopkOnGrid, HasTheBitsOfTheCpu) {
     SCOPED_TRACE(::testing::PrintToString(c));
     on_small_grids([&](auto& machine, const Range& range) { return topk_matches<TypeParam>(machine, c, range); });
   }
-  // More blocks than a scan has lanes.
+}
+
+TEST(TopkRangeOnGrid, OfMoreBlocksThanAScanHasLanesHasTheBitsOfTheCpu) {
   for (const TopkCase& c : {TopkCase{.per_mille = 50}, TopkCase{.per_mille = 300, .with_error = true, .values = 2}}) {
-    for (const std::uint64_t seed : {1U, 2U}) {
-      GridMachine<kMostSources> machine(5, seed);
-      ASSERT_TRUE(topk_matches<TypeParam>(machine, c, {kScanLanes * kTopkBlock + 70'003, 1, seed})) << c;
-    }
+    GridMachine<kMostSources> machine(5);
+    ASSERT_TRUE(topk_matches<float>(machine, c, {kScanLanes * kTopkBlock + 70'003, 1, 1})) << c;
   }
 }
 
@@ -566,7 +566,7 @@ TEST(TopkSumOnGrid, HasTheBitsOfTheCpu) {
 TEST(LowRankOnGrid, ProductsHaveTheBitsOfTheCpu) {
   for (const LowRankShape& shape : lowrank_shapes()) {
     for (const std::int64_t threads : {1, 3, 50}) {
-      for (std::uint64_t seed = 1; seed <= 6; ++seed) {
+      for (std::uint64_t seed = 1; seed <= 3; ++seed) {
         GridMachine<kMostSources> machine(threads, seed);
         ASSERT_TRUE(lowrank_matches(machine, shape, static_cast<std::int64_t>(seed % 4), seed))
             << text_of(shape) << " threads " << threads << " seed " << seed;
@@ -575,11 +575,35 @@ TEST(LowRankOnGrid, ProductsHaveTheBitsOfTheCpu) {
   }
 }
 
+// Every lane of the sum is -0 here, but those to which zeros are added for columns that are missing.
+TEST(LowRankOnGrid, ASumOfUnderflowsHasTheSignOfTheCpu) {
+  for (const std::int64_t columns : {15, 16, 17, 31, 32, 33}) {
+    GuardedArray<float> matrix(columns);
+    GuardedArray<float> factor(columns);
+    std::fill_n(matrix.data(), columns, 1e-30F);
+    std::fill_n(factor.data(), columns, -1e-30F);
+    GuardedArray<float> want(1);
+    GuardedArray<float> got(1);
+    LowRankProductArgs args{.shape = {.rows = 1, .columns = columns, .stride = columns},
+                            .matrix = matrix.data(),
+                            .factor = factor.data(),
+                            .factor_stride = columns,
+                            .result = got.data(),
+                            .result_stride = 1};
+    ASSERT_TRUE(GridMachine<kMostSources>(1).lowrank_product(args));
+    args.result = want.data();
+    lowrank_product(args, Isa::kScalar);
+    EXPECT_TRUE(same_bits(want, got)) << columns;
+    EXPECT_EQ(std::signbit(got[0]), columns % kRankLanes == 0) << columns;
+  }
+}
+
 TEST(LowRankOnGrid, ColumnsAreMadeOrthonormalAndDrawnWithTheBitsOfTheCpu) {
   for (const int rank : {1, 2, 4, 9, 64}) {
     for (const std::int64_t n : {0, 1, 5, 16, 17, 100, 515}) {
       for (const std::int64_t threads : {1, 7, 256}) {
-        for (const std::uint64_t seed : {1U, 2U, 3U, 4U}) {
+        if (rank == 64 && threads != 7) continue;
+        for (const std::uint64_t seed : {1U, 2U, 3U}) {
           GridMachine<kMostSources> machine(threads, seed);
           ASSERT_TRUE(orthonormalize_matches(machine, rank, {n, 1, seed})) << rank << " columns of " << n;
         }
