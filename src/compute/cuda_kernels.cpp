@@ -138,6 +138,46 @@ class CudaKernels final : public Kernels {
     const CudaDeviceScope scope(cuda_, device_.ordinal(), kWhere);
     check(table_.dequantize(&args, stream.native()), "to sum codes");
   }
+  void topk(const kernels::TopkArgs& args, const Stream& stream) override {
+    if (args.n == 0) return;
+    const CudaDeviceScope scope(cuda_, device_.ordinal(), kWhere);
+    const Scratch workspace = make_scratch(static_cast<std::size_t>(table_.topk_workspace(args.n)));
+    check(table_.topk(&args, workspace.bytes.data(), stream.native()), "to find the greatest elements");
+    stream.synchronize();  // the workspace goes
+  }
+  void topk_add(const kernels::TopkAddArgs& args, const Stream& stream) override {
+    const CudaDeviceScope scope(cuda_, device_.ordinal(), kWhere);
+    if (count_.bytes.empty()) count_ = make_words(sizeof(std::int64_t));
+    auto* const outside = reinterpret_cast<std::int64_t*>(count_.bytes.data());
+    *outside = 0;  // nothing writes it: each call has waited for its kernels
+    check(table_.topk_outside(&args, outside, stream.native()), "to look at places");
+    settle(stream);
+    ZR_CHECK(*outside == 0, ErrorCode::kUsage, "a sum has no such place",
+             {.where = "kernels.topk_add",
+              .expected = "0 to " + std::to_string(args.n - 1),
+              .got = std::to_string(*outside) + " others"});
+    check(table_.topk_add(&args, stream.native()), "to add the greatest elements");
+  }
+  void lowrank_product(const kernels::LowRankProductArgs& args, const Stream& stream) override {
+    const CudaDeviceScope scope(cuda_, device_.ordinal(), kWhere);
+    check(table_.lowrank_product(&args, stream.native()), "to multiply a matrix");
+  }
+  void lowrank_transposed_product(const kernels::LowRankProductArgs& args, const Stream& stream) override {
+    const CudaDeviceScope scope(cuda_, device_.ordinal(), kWhere);
+    check(table_.lowrank_transposed_product(&args, stream.native()), "to multiply a matrix");
+  }
+  void lowrank_restore(const kernels::LowRankRestoreArgs& args, const Stream& stream) override {
+    const CudaDeviceScope scope(cuda_, device_.ordinal(), kWhere);
+    check(table_.lowrank_restore(&args, stream.native()), "to multiply factors");
+  }
+  void lowrank_orthonormalize(const kernels::OrthonormalizeArgs& args, const Stream& stream) override {
+    const CudaDeviceScope scope(cuda_, device_.ordinal(), kWhere);
+    check(table_.lowrank_orthonormalize(&args, stream.native()), "to make columns orthonormal");
+  }
+  void lowrank_draw_missing(const kernels::LowRankDrawArgs& args, const Stream& stream) override {
+    const CudaDeviceScope scope(cuda_, device_.ordinal(), kWhere);
+    check(table_.lowrank_draw_missing(&args, stream.native()), "to draw columns");
+  }
 
  private:
   static constexpr std::string_view kWhere = "compute.cuda";
@@ -160,6 +200,7 @@ class CudaKernels final : public Kernels {
   const CudaKernelTable& table_;
   Device& device_;
   Stream stream_;
+  Scratch count_{};  ///< that kernels write and the host reads
 };
 
 }  // namespace
@@ -184,6 +225,15 @@ const CudaKernelTable& load_cuda_kernels() {
     library.find(table.sign_sum, "zeroth_cuda_sign_sum");
     library.find(table.quantize, "zeroth_cuda_quantize");
     library.find(table.dequantize, "zeroth_cuda_dequantize");
+    library.find(table.topk_workspace, "zeroth_cuda_topk_workspace");
+    library.find(table.topk, "zeroth_cuda_topk");
+    library.find(table.topk_outside, "zeroth_cuda_topk_outside");
+    library.find(table.topk_add, "zeroth_cuda_topk_add");
+    library.find(table.lowrank_product, "zeroth_cuda_lowrank_product");
+    library.find(table.lowrank_transposed_product, "zeroth_cuda_lowrank_transposed_product");
+    library.find(table.lowrank_restore, "zeroth_cuda_lowrank_restore");
+    library.find(table.lowrank_orthonormalize, "zeroth_cuda_lowrank_orthonormalize");
+    library.find(table.lowrank_draw_missing, "zeroth_cuda_lowrank_draw_missing");
     library.find(table.bucket, "zeroth_cuda_bucket");
     library.find(table.fill_zero, "zeroth_cuda_fill_zero");
     library.find(table.norm_blocks, "zeroth_cuda_norm_blocks");

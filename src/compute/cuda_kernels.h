@@ -22,6 +22,15 @@ struct CudaKernelTable {
   CudaStatus (*sign_sum)(const kernels::SignSumArgs* args, void* stream) = nullptr;
   CudaStatus (*quantize)(const kernels::QuantizeArgs* args, void* stream) = nullptr;
   CudaStatus (*dequantize)(const kernels::DequantizeArgs* args, void* stream) = nullptr;
+  std::int64_t (*topk_workspace)(std::int64_t n) = nullptr;
+  CudaStatus (*topk)(const kernels::TopkArgs* args, void* workspace, void* stream) = nullptr;
+  CudaStatus (*topk_outside)(const kernels::TopkAddArgs* args, std::int64_t* outside, void* stream) = nullptr;
+  CudaStatus (*topk_add)(const kernels::TopkAddArgs* args, void* stream) = nullptr;
+  CudaStatus (*lowrank_product)(const kernels::LowRankProductArgs* args, void* stream) = nullptr;
+  CudaStatus (*lowrank_transposed_product)(const kernels::LowRankProductArgs* args, void* stream) = nullptr;
+  CudaStatus (*lowrank_restore)(const kernels::LowRankRestoreArgs* args, void* stream) = nullptr;
+  CudaStatus (*lowrank_orthonormalize)(const kernels::OrthonormalizeArgs* args, void* stream) = nullptr;
+  CudaStatus (*lowrank_draw_missing)(const kernels::LowRankDrawArgs* args, void* stream) = nullptr;
   CudaStatus (*bucket)(const kernels::detail::BucketArgs* args, std::int64_t* nonfinite, void* stream) = nullptr;
   CudaStatus (*fill_zero)(void* dst, std::int64_t bytes, void* stream) = nullptr;
   CudaStatus (*norm_blocks)(const void* src, DType dtype, std::int64_t n, double* sums, void* stream) = nullptr;

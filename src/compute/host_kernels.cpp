@@ -112,6 +112,23 @@ class HostKernels final : public Kernels {
   void dequantize(const kernels::DequantizeArgs& args, const Stream& /*stream*/) override {
     kernels::dequantize(args, isa_);
   }
+  void topk(const kernels::TopkArgs& args, const Stream& /*stream*/) override { kernels::topk(args, isa_); }
+  void topk_add(const kernels::TopkAddArgs& args, const Stream& /*stream*/) override { kernels::topk_add(args); }
+  void lowrank_product(const kernels::LowRankProductArgs& args, const Stream& /*stream*/) override {
+    kernels::lowrank_product(args, isa_);
+  }
+  void lowrank_transposed_product(const kernels::LowRankProductArgs& args, const Stream& /*stream*/) override {
+    kernels::lowrank_transposed_product(args, isa_);
+  }
+  void lowrank_restore(const kernels::LowRankRestoreArgs& args, const Stream& /*stream*/) override {
+    kernels::lowrank_restore(args, isa_);
+  }
+  void lowrank_orthonormalize(const kernels::OrthonormalizeArgs& args, const Stream& /*stream*/) override {
+    kernels::lowrank_orthonormalize(args, isa_);
+  }
+  void lowrank_draw_missing(const kernels::LowRankDrawArgs& args, const Stream& /*stream*/) override {
+    kernels::lowrank_draw_missing(args);
+  }
 
  private:
   /// Forms elements at `target` piece by piece (place, first element, elements), with their norm.

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <utility>
 
 namespace zeroth {
@@ -37,9 +36,7 @@ bool has_levels(const FlatLayout& flat) {
 }  // namespace
 
 LevelChoice::LevelChoice(const ModelLayout& model, Kernels& kernels, Stream stream)
-    : model_(model), kernels_(kernels), stream_(std::move(stream)), levels_(model.flats.size(), kUniformLevel) {
-  (void)kernels_.host("adaptive");
-}
+    : model_(model), kernels_(kernels), stream_(std::move(stream)), levels_(model.flats.size(), kUniformLevel) {}
 
 double LevelChoice::missed(const FlatLayout& flat, int level, const float* values) {
   double all = 0;
@@ -48,19 +45,24 @@ double LevelChoice::missed(const FlatLayout& flat, int level, const float* value
     const std::size_t bytes = array_bytes(segment.numel, DType::kFloat32);
     const Scratch scratch = kernels_.make_scratch(bytes);
     std::byte* const error = scratch.bytes.data();
+    Scratch message;
     PendingNorm norm;
     if (level == kSigns) {
-      std::memcpy(error, values + segment.offset, bytes);
+      kernels_.copy(error, values + segment.offset, bytes, stream_);
       kernels_.measure(error, DType::kFloat32, segment.numel, 1.0, norm, stream_);
       kernels_.settle(stream_);
       const double scale = std::sqrt(norm.value().sum_of_squares() / static_cast<double>(segment.numel));
-      std::vector<std::uint8_t> bits(static_cast<std::size_t>(kernels::sign_bytes(segment.numel)));
-      kernels_.sign_pack({.error = error, .bits = bits.data(), .n = segment.numel, .scale = scale}, stream_);
+      message = kernels_.make_scratch(static_cast<std::size_t>(kernels::sign_bytes(segment.numel)));
+      kernels_.sign_pack({.error = error,
+                          .bits = reinterpret_cast<std::uint8_t*>(message.bytes.data()),
+                          .n = segment.numel,
+                          .scale = scale},
+                         stream_);
     } else {
-      std::memset(error, 0, bytes);
+      kernels_.zero(error, bytes, stream_);
       const Coder coder(form_of(level), kernels_, stream_);
-      std::vector<std::byte> message(static_cast<std::size_t>(coder.form().bytes(segment.numel)));
-      coder.code(message.data(), reinterpret_cast<const std::byte*>(values + segment.offset), DType::kFloat32,
+      message = kernels_.make_scratch(static_cast<std::size_t>(coder.form().bytes(segment.numel)));
+      coder.code(message.bytes.data(), reinterpret_cast<const std::byte*>(values + segment.offset), DType::kFloat32,
                  reinterpret_cast<float*>(error), segment.numel);
     }
     kernels_.measure(error, DType::kFloat32, segment.numel, 1.0, norm, stream_);

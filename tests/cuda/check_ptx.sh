@@ -26,7 +26,8 @@ refuse() {  # what it is, regular expression of instructions, regular expression
     failed=1
   fi
 }
-for grid in AdamWGrid SgdGrid CastGrid BucketGrid SumGrid ExtremeGrid NormGrid; do
+for grid in AdamWGrid SgdGrid CastGrid BucketGrid SumGrid ExtremeGrid NormGrid TopkAddGrid LowRankProductGrid \
+  OrthonormalizeGrid; do
   kernels=$(grep -oE "entry _ZN[^ (]*$grid[^ (]*" "$code" | sort -u | wc -l)
   echo "$grid: $kernels kernels, $(grep -E "$grid" "$code" | grep -cE '[[:space:]]fma\.rn\.f' || true) fma"
   if [[ $kernels == 0 ]]; then
@@ -40,5 +41,5 @@ refuse "rounding other than to nearest" '[a-z]+\.r[zmp]i?\.' $any
 refuse "denormals flushed to zero" '[a-z.]+\.ftz' $any
 refuse "approximations" '[a-z0-9]+\.(approx|full)' $any
 refuse "minima and maxima of floats, which know no NaN and no -0" '(min|max)\.(NaN\.)?f' $any
-refuse "fused multiply-adds" '(fma|mad)\.rn\.f' 'CastGrid|BucketGrid|SumGrid|ExtremeGrid'
+refuse "fused multiply-adds" '(fma|mad)\.rn\.f' 'CastGrid|BucketGrid|SumGrid|ExtremeGrid|TopkAddGrid'
 exit $failed

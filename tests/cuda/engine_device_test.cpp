@@ -7,6 +7,7 @@
 #include <zeroth/comm/nccl.h>
 #include <zeroth/comm/staging.h>
 #include <zeroth/device/cuda.h>
+#include <zeroth/zero/message_reduction.h>
 
 #include <cuda_runtime_api.h>
 #include <gmock/gmock.h>
@@ -130,6 +131,26 @@ TEST_F(EngineOnDevice, ANonFiniteGradientIsFoundByItsKernelAndNamed) {
   ASSERT_TRUE(outcome.results[1].first_offender.has_value());
   EXPECT_EQ(outcome.results[1].reason, expected.results[1].reason);
   EXPECT_EQ(difference(expected, outcome), "");
+}
+
+TEST_F(EngineOnDevice, EveryFormOfMessagesHasTheBitsOfTheCpu) {
+  std::vector<std::string> forms = reduction_names();
+  forms.emplace_back("adaptive");
+  for (const std::string& form : forms) {
+    ToyTraining plain = small(0, 3);
+    plain.optimizer = "OneBitAdam";
+    plain.steps = 5;
+    plain.tamper = [&form](int, ToyStructure&, EngineSettings& settings) {
+      settings.optimizer.freeze_step = 2;
+      settings.optimizer.compression = {.compression = form, .ratio = 0.1, .rank = 2};
+    };
+    const ToyOutcome expected = train_toy(plain);
+    for (const int stage : {0, 2, 3}) {
+      ToyTraining training = plain;
+      training.plan = zero_plan(stage, {"dp"});
+      EXPECT_EQ(difference(expected, train(training)), "") << form << ", stage " << stage;
+    }
+  }
 }
 
 }  // namespace

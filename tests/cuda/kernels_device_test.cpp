@@ -6,12 +6,14 @@
 #include <kernels/cast/cast_cuda.h>
 #include <kernels/lamb/lamb_cuda.h>
 #include <kernels/lion/lion_cuda.h>
+#include <kernels/lowrank/lowrank_cuda.h>
 #include <kernels/norm/norm_cuda.h>
 #include <kernels/quant/quant_cuda.h>
 #include <kernels/reduce/reduce_cuda.h>
 #include <kernels/rows/rows_cuda.h>
 #include <kernels/sgd/sgd_cuda.h>
 #include <kernels/signs/signs_cuda.h>
+#include <kernels/topk/topk_cuda.h>
 
 #include <gtest/gtest.h>
 
@@ -52,6 +54,22 @@ struct Entries {
   decltype(zeroth_cuda_dequantize)* dequantize = load<decltype(zeroth_cuda_dequantize)>("zeroth_cuda_dequantize");
   decltype(zeroth_cuda_sign_pack)* sign_pack = load<decltype(zeroth_cuda_sign_pack)>("zeroth_cuda_sign_pack");
   decltype(zeroth_cuda_sign_sum)* sign_sum = load<decltype(zeroth_cuda_sign_sum)>("zeroth_cuda_sign_sum");
+  decltype(zeroth_cuda_topk_workspace)* topk_workspace =
+      load<decltype(zeroth_cuda_topk_workspace)>("zeroth_cuda_topk_workspace");
+  decltype(zeroth_cuda_topk)* topk = load<decltype(zeroth_cuda_topk)>("zeroth_cuda_topk");
+  decltype(zeroth_cuda_topk_outside)* topk_outside =
+      load<decltype(zeroth_cuda_topk_outside)>("zeroth_cuda_topk_outside");
+  decltype(zeroth_cuda_topk_add)* topk_add = load<decltype(zeroth_cuda_topk_add)>("zeroth_cuda_topk_add");
+  decltype(zeroth_cuda_lowrank_product)* lowrank_product =
+      load<decltype(zeroth_cuda_lowrank_product)>("zeroth_cuda_lowrank_product");
+  decltype(zeroth_cuda_lowrank_transposed_product)* lowrank_transposed_product =
+      load<decltype(zeroth_cuda_lowrank_transposed_product)>("zeroth_cuda_lowrank_transposed_product");
+  decltype(zeroth_cuda_lowrank_restore)* lowrank_restore =
+      load<decltype(zeroth_cuda_lowrank_restore)>("zeroth_cuda_lowrank_restore");
+  decltype(zeroth_cuda_lowrank_orthonormalize)* lowrank_orthonormalize =
+      load<decltype(zeroth_cuda_lowrank_orthonormalize)>("zeroth_cuda_lowrank_orthonormalize");
+  decltype(zeroth_cuda_lowrank_draw_missing)* lowrank_draw_missing =
+      load<decltype(zeroth_cuda_lowrank_draw_missing)>("zeroth_cuda_lowrank_draw_missing");
   decltype(zeroth_cuda_norm_blocks)* norm = load<decltype(zeroth_cuda_norm_blocks)>("zeroth_cuda_norm_blocks");
 };
 
@@ -112,6 +130,31 @@ class DeviceMachine {
   }
   bool sign_sum(const SignSumArgs& args) {
     return run([&] { return entries_.sign_sum(&args, stream_); });
+  }
+  bool topk(const TopkArgs& args) {
+    const DeviceArray<std::uint8_t> workspace(GuardedArray<std::uint8_t>(entries_.topk_workspace(args.n)), 0);
+    return run([&] { return entries_.topk(&args, workspace.data(), stream_); });
+  }
+  bool topk_outside(const TopkAddArgs& args, std::int64_t* outside) {
+    return run([&] { return entries_.topk_outside(&args, outside, stream_); });
+  }
+  bool topk_add(const TopkAddArgs& args) {
+    return run([&] { return entries_.topk_add(&args, stream_); });
+  }
+  bool lowrank_product(const LowRankProductArgs& args) {
+    return run([&] { return entries_.lowrank_product(&args, stream_); });
+  }
+  bool lowrank_transposed_product(const LowRankProductArgs& args) {
+    return run([&] { return entries_.lowrank_transposed_product(&args, stream_); });
+  }
+  bool lowrank_restore(const LowRankRestoreArgs& args) {
+    return run([&] { return entries_.lowrank_restore(&args, stream_); });
+  }
+  bool lowrank_orthonormalize(const OrthonormalizeArgs& args) {
+    return run([&] { return entries_.lowrank_orthonormalize(&args, stream_); });
+  }
+  bool lowrank_draw_missing(const LowRankDrawArgs& args) {
+    return run([&] { return entries_.lowrank_draw_missing(&args, stream_); });
   }
 
  private:
@@ -345,6 +388,43 @@ TEST_F(CodesOnDevice, GiveTheBitsOfTheCpu) {
   }
 }
 
+template <class T>
+using TopkOnDevice = KernelsOnDevice<T>;
+using TopkTypes = ::testing::Types<float, BFloat16, Float16>;
+TYPED_TEST_SUITE(TopkOnDevice, TopkTypes);
+
+TYPED_TEST(TopkOnDevice, HasTheBitsOfTheCpu) {
+  for (const TopkCase& c : topk_cases()) {
+    SCOPED_TRACE(::testing::PrintToString(c));
+    this->on_ranges([&](auto& machine, const Range& range) { return topk_matches<TypeParam>(machine, c, range); });
+    ASSERT_TRUE(topk_matches<TypeParam>(*this->machine_, c, {3'000'017, 1, 2}));
+    ASSERT_TRUE(topk_matches<TypeParam>(*this->machine_, c, {3'000'017, 0, 1}));
+  }
+}
+
+using SumsOnDevice = KernelsOnDevice<float>;
+
+TEST_F(SumsOnDevice, OfTheGreatestElementsHaveTheBitsOfTheCpu) {
+  for (const int sources : {1, 2, 7}) {
+    on_ranges([&](auto& machine, const Range& range) { return topk_add_matches(machine, sources, range); });
+  }
+}
+
+TEST_F(SumsOnDevice, OfThinProductsHaveTheBitsOfTheCpu) {
+  std::vector<LowRankShape> shapes = lowrank_shapes();
+  shapes.push_back({1'000, 3'001, 3'003, 5});
+  shapes.push_back({3'001, 40, 40, 64});
+  for (const LowRankShape& shape : shapes) {
+    for (std::uint64_t seed = 1; seed <= 6; ++seed)
+      ASSERT_TRUE(lowrank_matches(*machine_, shape, static_cast<std::int64_t>(seed % 4), seed)) << text_of(shape);
+  }
+  for (const int rank : {1, 2, 4, 9, 64}) {
+    on_ranges([&](auto& machine, const Range& range) {
+      return range.n > 5000 && rank > 9 ? ::testing::AssertionSuccess() : orthonormalize_matches(machine, rank, range);
+    });
+  }
+}
+
 // Needs no device: nothing is launched.
 TEST(KernelsModule, LoadsAndRefusesWhatItCannotDo) {
   const Entries entries;
@@ -365,6 +445,14 @@ TEST(KernelsModule, LoadsAndRefusesWhatItCannotDo) {
   EXPECT_EQ(entries.quantize(nullptr, nullptr), cudaErrorInvalidValue);
   EXPECT_EQ(entries.dequantize(nullptr, nullptr), cudaErrorInvalidValue);
   EXPECT_EQ(entries.sign_sum(nullptr, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(entries.topk(nullptr, nullptr, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(entries.topk_outside(nullptr, &count, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(entries.topk_add(nullptr, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(entries.lowrank_product(nullptr, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(entries.lowrank_transposed_product(nullptr, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(entries.lowrank_restore(nullptr, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(entries.lowrank_orthonormalize(nullptr, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(entries.lowrank_draw_missing(nullptr, nullptr), cudaErrorInvalidValue);
   EXPECT_EQ(entries.sum_workspace(nullptr), 0);
   EXPECT_EQ(entries.extreme_workspace(nullptr), 0);
 
@@ -383,6 +471,13 @@ TEST(KernelsModule, LoadsAndRefusesWhatItCannotDo) {
   EXPECT_EQ(entries.extreme(&extreme, nullptr, nullptr), cudaErrorInvalidValue);
   EXPECT_EQ(entries.extreme_workspace(&extreme), 5 * 4);
 
+  const TopkArgs without_workspace{.src = &value, .n = 1};
+  EXPECT_EQ(entries.topk(&without_workspace, nullptr, nullptr), cudaErrorInvalidValue);
+  const TopkAddArgs no_sources{.dst = &value, .n = 1};
+  EXPECT_EQ(entries.topk_outside(&no_sources, nullptr, nullptr), cudaErrorInvalidValue);
+  EXPECT_EQ(entries.topk_add(&no_sources, nullptr), cudaSuccess);
+  const LowRankProductArgs no_rank{.shape = {.rank = 0}};
+  EXPECT_EQ(entries.lowrank_product(&no_rank, nullptr), cudaErrorInvalidValue);
   const SgdArgs no_sgd{};
   EXPECT_EQ(entries.sgd(&no_sgd, nullptr), cudaSuccess);
   const detail::CastArgs no_cast{nullptr, DType::kFloat64, nullptr, DType::kFloat32, 0};

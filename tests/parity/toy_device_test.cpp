@@ -5,11 +5,13 @@
 #include "device/cuda/cuda_device.h"
 #include "support/checkpoint_folder.h"
 #include "support/covering_array.h"
+#include "support/error_of.h"
 #include "support/grid_kernels.h"
 #include "toy_beside.h"
 #include "toy_engine.h"
 
 #include <zeroth/zero/bus_traffic.h>
+#include <zeroth/zero/message_reduction.h>
 #include <zeroth/zero/tier_plan.h>
 
 #include <gmock/gmock.h>
@@ -139,6 +141,114 @@ TEST(ToyOnDevice, MessagesHaveTheBitsOfTheCpu) {
       fake.expect_clean();
     }
   }
+}
+
+/// Messages in the form of `compression`. Matrices are large enough for products of thin ones.
+ToyTraining with_form(ToyTraining training, const std::string& compression, DType dtype = DType::kFloat32) {
+  training = with_messages(std::move(training));
+  training.model.width = 40;
+  training.model.dtype = dtype;
+  training.model.round_gradients = dtype == DType::kBFloat16;
+  training.tamper = [before = training.tamper, compression](int rank, ToyStructure& structure,
+                                                            EngineSettings& settings) {
+    before(rank, structure, settings);
+    settings.optimizer.compression = {.compression = compression, .ratio = 0.1, .rank = 2};
+  };
+  return training;
+}
+
+TEST(ToyOnDevice, TheGreatestElementsAndThinProductsHaveTheBitsOfTheCpuAtEveryStage) {
+  for (const char* const form : {"top_k", "low_rank"}) {
+    for (const int world : {2, 3}) {
+      for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+        if (world == 3 && dtype == DType::kBFloat16) continue;
+        const ToyOutcome expected = train_toy(with_form(tiny(0, world), form, dtype));
+        EXPECT_TRUE(expected.results.back().messages);
+        for (const int stage : {0, 1, 2, 3}) {
+          // Two ranks: in whatever order NCCL adds, there is one sum.
+          OnFakeGpu fake(world, /*over_nccl=*/world == 2 && stage % 2 == 1);
+          if (stage == 2) fake.run_late();
+          EXPECT_EQ(difference(expected, fake.train(with_form(tiny(stage, world), form, dtype))), "")
+              << form << ", stage " << stage << ", " << world << " ranks, " << name_of(dtype);
+          fake.expect_clean();
+        }
+      }
+    }
+  }
+}
+
+TEST(ToyOnDevice, EveryFormOfMessagesHasTheBitsOfTheCpu) {
+  std::vector<std::string> forms = reduction_names();
+  std::erase(forms, "one_bit");  // above
+  forms.emplace_back("adaptive");
+  for (const std::string& form : forms) {
+    for (const int where : {static_cast<int>(kNothing), static_cast<int>(kHostParameters)}) {
+      const ToyTraining training = with_form(beside(tiny(2, 2), where), form);
+      OnFakeGpu fake(2, /*over_nccl=*/false);
+      fake.run_late();
+      EXPECT_EQ(difference(train_toy(with_form(tiny(0, 2), form)), fake.train(training)), "") << form << " " << where;
+      fake.expect_clean();
+    }
+  }
+}
+
+/// Sends nothing, and has a loop of its own.
+class LoopOfTheHost final : public SegmentReduction {
+ public:
+  using SegmentReduction::SegmentReduction;
+
+ private:
+  void reduce_part(const Part& part) override { std::fill_n(part.result, part.segment.numel, 0.0F); }
+  MessageWire wire_of(const Segment&) const override { return {}; }
+};
+
+TEST(ToyOnDevice, AReductionWithLoopsOfTheHostIsRefusedByName) {
+  ToyTraining training = with_form(tiny(1, 2), "of_the_host");
+  training.tamper = [before = training.tamper](int rank, ToyStructure& structure, EngineSettings& settings) {
+    before(rank, structure, settings);
+    settings.own_reduction = [](const ReductionContext& context) { return std::make_unique<LoopOfTheHost>(context); };
+  };
+  OnFakeGpu fake(2, /*over_nccl=*/false);
+  EXPECT_THAT(message_of(fake.prepared(training)), AllOf(HasSubstr("has no kernel for"), HasSubstr("of_the_host")));
+}
+
+TEST(KernelsOfADevice, RefuseASumOfPlacesThatItHasNotAndAddNothing) {
+  FakeGpu gpu(1);
+  const GridKernels grids(gpu);
+  const detail::CudaTable cuda = gpu.cuda_table();
+  const std::unique_ptr<Device> device = detail::make_cuda_device(cuda, 0, Milliseconds{20'000});
+  const std::unique_ptr<Kernels> machine = detail::make_cuda_kernels(cuda, grids.table(), *device);
+  const Stream stream = device->make_stream("messages");
+  const Scratch sum = machine->make_scratch(4 * sizeof(float));
+  const Scratch places = machine->make_scratch(2 * sizeof(std::int32_t));
+  const Scratch values = machine->make_scratch(2 * sizeof(float));
+  const kernels::TopkSource source{.places = reinterpret_cast<const std::int32_t*>(places.bytes.data()),
+                                   .values = reinterpret_cast<const float*>(values.bytes.data()),
+                                   .k = 2};
+  const kernels::TopkAddArgs args{
+      .dst = reinterpret_cast<float*>(sum.bytes.data()), .sources = &source, .num_sources = 1, .n = 4};
+  const auto give = [&](std::int32_t last) {
+    const std::vector<std::int32_t> at{1, last};
+    const std::vector<float> ones{1.0F, 1.0F};
+    machine->zero(sum.bytes.data(), sum.bytes.size(), stream);
+    machine->copy(places.bytes.data(), at.data(), places.bytes.size(), stream);
+    machine->copy(values.bytes.data(), ones.data(), values.bytes.size(), stream);
+  };
+  const auto got = [&] {
+    std::vector<float> elements(4);
+    machine->copy(elements.data(), sum.bytes.data(), sum.bytes.size(), stream);
+    return elements;
+  };
+  for (const std::int32_t last : {-1, 4}) {
+    give(last);
+    EXPECT_THAT(error_of(ErrorCode::kUsage, [&] { machine->topk_add(args, stream); }),
+                AllOf(HasSubstr("a sum has no such place"), HasSubstr("0 to 3")));
+    EXPECT_EQ(got(), std::vector<float>(4));
+  }
+  give(3);
+  machine->topk_add(args, stream);
+  EXPECT_EQ(got(), (std::vector<float>{0.0F, 1.0F, 0.0F, 1.0F}));
+  EXPECT_THAT(gpu.violations(), IsEmpty());
 }
 
 TEST(ToyOnDevice, CodesHaveTheBitsOfTheCpu) {

@@ -6,10 +6,12 @@
 #include <kernels/bucket/bucket_grid.h>
 #include <kernels/lamb/lamb_grid.h>
 #include <kernels/lion/lion_grid.h>
+#include <kernels/lowrank/lowrank_grid.h>
 #include <kernels/reduce/reduce_grid.h>
 #include <kernels/rows/rows_grid.h>
 #include <kernels/sgd/sgd_grid.h>
 #include <kernels/signs/signs_grid.h>
+#include <kernels/topk/topk_grid.h>
 
 #include <cstring>
 #include <functional>
@@ -86,6 +88,61 @@ struct GridCalls {
       return kernels::dequantize_on_grid<kMostSources>(own, launch);
     });
   }
+  /// As later(), with the launches of topk_grid.h and lowrank_grid.h.
+  template <class Call>
+  static detail::CudaStatus later_in_teams(void* stream, Call call) {
+    if (!call(kernels::test::NoLaunch{})) return detail::kCudaInvalidValue;
+    run_later(stream, [call](ScrambledThreads& threads) {
+      kernels::test::ScrambledLaunch launch(threads, static_cast<std::uint64_t>(threads.count()));
+      (void)call(launch);
+    });
+    return detail::kCudaSuccess;
+  }
+  static std::int64_t topk_workspace(std::int64_t n) { return kernels::topk_workspace_bytes(n); }
+  static int topk(const kernels::TopkArgs* args, void* workspace, void* stream) {
+    return later_in_teams(
+        stream, [args = *args, workspace](auto&& launch) { return kernels::topk_on_grid(args, workspace, launch); });
+  }
+  static int topk_outside(const kernels::TopkAddArgs* args, std::int64_t* outside, void* stream) {
+    const std::vector<kernels::TopkSource> sources(args->sources, args->sources + args->num_sources);
+    run_later(stream, [given = *args, sources, outside](ScrambledThreads& threads) {
+      kernels::TopkAddArgs own = given;
+      own.sources = sources.data();
+      const auto launch = [&](const auto& body, std::int64_t) {
+        threads.each([&](GridThread thread) { *outside += body(thread); });
+      };
+      (void)kernels::topk_outside_on_grid(own, launch);
+    });
+    return detail::kCudaSuccess;
+  }
+  static int topk_add(const kernels::TopkAddArgs* args, void* stream) {
+    const std::vector<kernels::TopkSource> sources(args->sources, args->sources + args->num_sources);
+    return later(stream, [given = *args, sources](const auto& launch) {
+      kernels::TopkAddArgs own = given;
+      own.sources = sources.data();
+      return kernels::topk_add_on_grid(own, launch);
+    });
+  }
+  static int lowrank_product(const kernels::LowRankProductArgs* args, void* stream) {
+    return later_in_teams(stream,
+                          [args = *args](auto&& launch) { return kernels::lowrank_product_on_grid(args, launch); });
+  }
+  static int lowrank_transposed_product(const kernels::LowRankProductArgs* args, void* stream) {
+    return later_in_teams(stream,
+                          [args = *args](auto&& launch) { return kernels::lowrank_transposed_on_grid(args, launch); });
+  }
+  static int lowrank_restore(const kernels::LowRankRestoreArgs* args, void* stream) {
+    return later_in_teams(stream,
+                          [args = *args](auto&& launch) { return kernels::lowrank_restore_on_grid(args, launch); });
+  }
+  static int lowrank_orthonormalize(const kernels::OrthonormalizeArgs* args, void* stream) {
+    return later_in_teams(
+        stream, [args = *args](auto&& launch) { return kernels::lowrank_orthonormalize_on_grid(args, launch); });
+  }
+  static int lowrank_draw_missing(const kernels::LowRankDrawArgs* args, void* stream) {
+    return later_in_teams(
+        stream, [args = *args](auto&& launch) { return kernels::lowrank_draw_missing_on_grid(args, launch); });
+  }
   static int lamb_measure(const kernels::LambArgs* args, void* stream) {
     const auto nothing = [](const auto&, std::int64_t) {};
     if (!kernels::lamb_measure_on_grid(*args, nothing)) return detail::kCudaInvalidValue;
@@ -160,6 +217,15 @@ GridKernels::GridKernels(FakeGpu& gpu)
              .sign_sum = GridCalls::sign_sum,
              .quantize = GridCalls::quantize,
              .dequantize = GridCalls::dequantize,
+             .topk_workspace = GridCalls::topk_workspace,
+             .topk = GridCalls::topk,
+             .topk_outside = GridCalls::topk_outside,
+             .topk_add = GridCalls::topk_add,
+             .lowrank_product = GridCalls::lowrank_product,
+             .lowrank_transposed_product = GridCalls::lowrank_transposed_product,
+             .lowrank_restore = GridCalls::lowrank_restore,
+             .lowrank_orthonormalize = GridCalls::lowrank_orthonormalize,
+             .lowrank_draw_missing = GridCalls::lowrank_draw_missing,
              .bucket = GridCalls::bucket,
              .fill_zero = GridCalls::fill_zero,
              .norm_blocks = GridCalls::norm_blocks,

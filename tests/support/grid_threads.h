@@ -3,13 +3,16 @@
 
 #include <kernels/common/grid.h>
 #include <kernels/lamb/lamb_grid.h>
+#include <kernels/lowrank/lowrank_grid.h>
 #include <kernels/norm/norm_grid.h>
 #include <kernels/quant/quant_grid.h>
+#include <kernels/topk/topk_grid.h>
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <numeric>
 #include <random>
 #include <type_traits>
@@ -42,23 +45,27 @@ class ScrambledThreads {
   std::mt19937_64 engine_;
 };
 
-/// What the lanes of a warp hold; a shift gives every lane what a shuffle on a device does.
-struct Warp {
-  std::array<double, kNormLanes> lane{};
+/// What lanes hold; a shift gives every lane what a shuffle on a device does.
+template <class T, std::size_t kLanes>
+struct LaneValues {
+  std::array<T, kLanes> lane{};
 
-  friend Warp operator+(const Warp& a, const Warp& b) {
-    Warp sum;
-    for (std::size_t l = 0; l < sum.lane.size(); ++l) sum.lane[l] = a.lane[l] + b.lane[l];
+  friend LaneValues operator+(const LaneValues& a, const LaneValues& b) {
+    LaneValues sum;
+    for (std::size_t l = 0; l < kLanes; ++l) sum.lane[l] = a.lane[l] + b.lane[l];
     return sum;
   }
-  static Warp shifted(const Warp& warp, int by) {
-    Warp result = warp;  // past the end a lane gets its own value
-    for (std::size_t l = 0; l + static_cast<std::size_t>(by) < warp.lane.size(); ++l) {
-      result.lane[l] = warp.lane[l + static_cast<std::size_t>(by)];
+  static LaneValues shifted(const LaneValues& values, int by) {
+    LaneValues result = values;  // past the end a lane gets its own value
+    for (std::size_t l = 0; l + static_cast<std::size_t>(by) < kLanes; ++l) {
+      result.lane[l] = values.lane[l + static_cast<std::size_t>(by)];
     }
     return result;
   }
 };
+using Warp = LaneValues<double, kNormLanes>;
+template <class T>
+using RankSum = LaneValues<T, static_cast<std::size_t>(kRankLanes)>;
 
 /// norm_blocks on such threads; false where it refuses the arguments.
 inline bool norm_blocks_on(ScrambledThreads& threads, const void* src, DType dtype, std::int64_t n, double* sums) {
@@ -119,5 +126,129 @@ inline bool lamb_measure_on(ScrambledThreads& threads, const LambArgs& args) {
   };
   return lamb_measure_on_grid(args, launch);
 }
+
+/// What the threads of a warp or of a block do together, one after the other in some order.
+class ScrambledLanes {
+ public:
+  explicit ScrambledLanes(ScrambledThreads& threads) : threads_(threads) {}
+
+  template <class Is>
+  [[nodiscard]] std::uint32_t vote(const Is& is) const {
+    std::uint32_t mask = 0;
+    each([&](std::int64_t lane) { mask |= is(lane) ? 1U << static_cast<std::uint32_t>(lane) : 0U; });
+    return mask;
+  }
+  template <class Each>
+  void each(const Each& each) const {
+    threads_.each([&](GridThread thread) { each(thread.index); });
+  }
+  [[nodiscard]] std::uint32_t count(std::uint32_t mask) const {
+    return static_cast<std::uint32_t>(__builtin_popcount(mask));
+  }
+
+ private:
+  ScrambledThreads& threads_;
+};
+
+/// The threads of a block: see lowrank_grid.h.
+class ScrambledTeam {
+ public:
+  ScrambledTeam(std::int64_t number, std::int64_t teams, ScrambledThreads& threads)
+      : index(number), count(teams), threads_(threads) {}
+
+  template <class Each>
+  void each(const Each& each) const {
+    threads_.each([&](GridThread thread) { each(thread.index, thread.count); });
+  }
+  template <class OfLane>
+  [[nodiscard]] double folded(const OfLane& of_lane) const {
+    RankSum<double> sum;
+    for (std::int64_t lane = kRankLanes; lane-- > 0;) sum.lane[static_cast<std::size_t>(lane)] = of_lane(lane);
+    return rank_fold(sum, RankSum<double>::shifted).lane[0];
+  }
+  template <class Is>
+  [[nodiscard]] bool all(const Is& is) const {
+    bool are = true;
+    each([&](std::int64_t thread, std::int64_t threads) { are = is(thread, threads) && are; });
+    return are;
+  }
+
+  const std::int64_t index;
+  const std::int64_t count;
+
+ private:
+  ScrambledThreads& threads_;
+};
+
+/// Every form of launch of topk_grid.h and lowrank_grid.h on such threads, as many as are asked for: of a grid, of
+/// warps, of groups of lanes, or of a team.
+class ScrambledLaunch {
+ public:
+  ScrambledLaunch(ScrambledThreads& threads, std::uint64_t seed)
+      : threads_(threads),
+        warp_(kTopkLanes, seed),
+        scan_(kScanLanes, seed + 1),
+        groups_(threads.count() * kRankLanes, seed + 2) {}
+
+  template <class Body>
+  void operator()(const Body& body, std::int64_t) {
+    threads_.each(body);
+  }
+  template <class Body>
+  void count(const Body& body, std::int64_t) {
+    threads_.each([&](GridThread thread) { body(thread, [&](std::uint32_t digit) { ++body.counts[digit]; }); });
+  }
+  template <class Body>
+  void scan(const Body& body) {
+    ++threads_.launches;
+    std::vector<typename Body::Sum> before(static_cast<std::size_t>(kScanLanes) + 1);
+    for (std::int64_t lane = 0; lane < kScanLanes; ++lane)
+      before[static_cast<std::size_t>(lane) + 1] = before[static_cast<std::size_t>(lane)] + body.sum(lane);
+    scan_.each([&](GridThread lane) { body.finish(lane.index, before[static_cast<std::size_t>(lane.index)]); });
+  }
+  template <class Body>
+  void warps(const Body& body, std::int64_t) {
+    threads_.each([&](GridThread warp) { body(warp, ScrambledLanes(warp_)); });
+  }
+  template <class Body>
+  void lanes(const Body& body, std::int64_t) {
+    ++threads_.launches;
+    std::map<std::int64_t, RankSum<float>> sums;
+    groups_.each([&](GridThread thread) {
+      body(thread, [&](std::int64_t element, std::int64_t lane, float of_lane) {
+        sums[element].lane[static_cast<std::size_t>(lane)] = of_lane;
+      });
+    });
+    for (const auto& [element, sum] : sums) body.finish(element, rank_fold(sum, RankSum<float>::shifted).lane[0]);
+  }
+  template <class Body>
+  void teams(const Body& body, std::int64_t teams) {
+    ++threads_.launches;
+    ScrambledThreads order(teams, static_cast<std::uint64_t>(teams));
+    order.each([&](GridThread team) { body(ScrambledTeam(team.index, team.count, threads_)); });
+  }
+
+ private:
+  ScrambledThreads& threads_;
+  ScrambledThreads warp_;
+  ScrambledThreads scan_;
+  ScrambledThreads groups_;
+};
+
+/// Launches nothing: whether arguments are taken.
+struct NoLaunch {
+  template <class Body>
+  void operator()(const Body&, std::int64_t) const {}
+  template <class Body>
+  void count(const Body&, std::int64_t) const {}
+  template <class Body>
+  void scan(const Body&) const {}
+  template <class Body>
+  void warps(const Body&, std::int64_t) const {}
+  template <class Body>
+  void lanes(const Body&, std::int64_t) const {}
+  template <class Body>
+  void teams(const Body&, std::int64_t) const {}
+};
 
 }  // namespace zeroth::kernels::test

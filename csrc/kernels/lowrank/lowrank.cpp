@@ -1,5 +1,6 @@
 #include <kernels/common/fp_environment.h>
 #include <kernels/lowrank/lowrank.h>
+#include <kernels/lowrank/lowrank_math.h>
 #include <kernels/lowrank/lowrank_variants.h>
 #include <zeroth/base/error.h>
 
@@ -9,12 +10,12 @@ namespace zeroth::kernels {
 namespace {
 
 void check(const LowRankShape& shape, const char* op, const char* where, Isa isa) {
-  ZR_CHECK(shape.rows >= 0 && shape.columns >= 0 && shape.stride >= shape.columns, ErrorCode::kUsage, "no such matrix",
+  ZR_CHECK(is_matrix(shape), ErrorCode::kUsage, "no such matrix",
            ErrorContext{.where = where,
                         .expected = "rows and columns from 0 on, and a stride of at least the columns",
                         .got = std::to_string(shape.rows) + " x " + std::to_string(shape.columns) + ", stride " +
                                std::to_string(shape.stride)});
-  ZR_CHECK(shape.rank >= 1 && shape.rank <= kMostRank, ErrorCode::kUsage, "no such rank",
+  ZR_CHECK(has_rank(shape.rank), ErrorCode::kUsage, "no such rank",
            ErrorContext{.where = where, .expected = "1 to 64", .got = std::to_string(shape.rank)});
   detail::require_supported(isa, op);
 }
@@ -43,9 +44,8 @@ void lowrank_restore(const LowRankRestoreArgs& args, Isa isa) {
 }
 
 int lowrank_orthonormalize(const OrthonormalizeArgs& args, Isa isa) {
-  // The columns of P are rows in memory.
-  check({.rows = args.rank, .columns = args.rows, .stride = args.stride, .rank = args.rank}, "lowrank_orthonormalize",
-        "kernels.lowrank_orthonormalize", isa);
+  check(shape_of_factor(args.rows, args.stride, args.rank), "lowrank_orthonormalize", "kernels.lowrank_orthonormalize",
+        isa);
   const detail::FpEnvironment environment;
   return detail::select(isa, detail::lowrank_orthonormalize_scalar, detail::lowrank_orthonormalize_avx2,
                         detail::lowrank_orthonormalize_avx512)(args);
@@ -54,6 +54,13 @@ int lowrank_orthonormalize(const OrthonormalizeArgs& args, Isa isa) {
 void lowrank_draw(float* column, std::int64_t n, std::uint32_t seed) {
   const detail::FpEnvironment environment;
   detail::lowrank_draw_scalar(column, n, seed);
+}
+
+void lowrank_draw_missing(const LowRankDrawArgs& args) {
+  check(shape_of_factor(args.n, args.stride, args.rank), "lowrank_draw_missing", "kernels.lowrank_draw_missing",
+        Isa::kScalar);
+  const detail::FpEnvironment environment;
+  detail::lowrank_draw_missing_scalar(args);
 }
 
 }  // namespace zeroth::kernels

@@ -80,4 +80,14 @@ int lowrank_orthonormalize(const OrthonormalizeArgs& args, Isa isa);
 /// column became zeros.
 void lowrank_draw(float* column, std::int64_t n, std::uint32_t seed);
 
+struct LowRankDrawArgs {
+  float* columns = nullptr;  ///< [rank][stride]
+  std::int64_t n = 0;        ///< elements of a column
+  std::int64_t stride = 0;
+  int rank = 1;
+  std::uint32_t seed = 0;  ///< of the first column; each further has the next
+};
+/// lowrank_draw() of those columns that are zeros.
+void lowrank_draw_missing(const LowRankDrawArgs& args);
+
 }  // namespace zeroth::kernels

@@ -1,6 +1,5 @@
 // Memory access of lowrank.h; included once per instruction set.
 #include <kernels/common/loops.h>
-#include <kernels/common/uniform.h>
 #include <kernels/lowrank/lowrank_math.h>
 #include <kernels/lowrank/lowrank_variants.h>
 
@@ -101,13 +100,9 @@ void restore_any(const LowRankRestoreArgs& args) {
   with_flag(args.result != nullptr, [&](auto has_result) {
     with_flag(args.error != nullptr, [&](auto has_error) {
       for (std::int64_t row = 0; row < args.shape.rows; ++row) {
-        const float* const p = args.p + row;
         for_each_vector<V, float>(0, args.shape.columns, [&](auto width, std::int64_t c) {
           using W = typename decltype(width)::Vector;
-          W sum = W::splat(p[0]) * W::load(args.q + c);
-          for (int j = 1; j < args.shape.rank; ++j)
-            sum = fused(W::splat(p[j * args.p_stride]), W::load(args.q + j * args.q_stride + c), sum);
-          sum = canonical(sum);
+          const W sum = restored<W>(args, row, c);
           const std::int64_t at = row * args.shape.stride + c;
           if constexpr (decltype(has_result)::kValue) sum.store(args.result + at);
           if constexpr (decltype(has_error)::kValue) canonical(W::load(args.error + at) - sum).store(args.error + at);
@@ -134,7 +129,6 @@ ZR_INLINE double column_product(const float* a, const float* b, std::int64_t n) 
 template <template <class> class V>
 int orthonormalize_any(const OrthonormalizeArgs& args) {
   using D = V<double>;
-  constexpr double kLeast = 0x1p-40;  // of squares
   int spanned = 0;
   for (int j = 0; j < args.rank; ++j) {
     float* const column = args.columns + j * args.stride;
@@ -148,19 +142,11 @@ int orthonormalize_any(const OrthonormalizeArgs& args) {
       });
     }
     const double left = column_product<D>(column, column, args.rows);
-    const double length = root(Lane<double>{left}).v;
-    const bool is_finite = left - left == 0.0;
-    const bool is_spanned = is_finite && (left <= kLeast * before || length < 0x1p-126);
-    spanned += is_spanned ? 1 : 0;
+    const ColumnLeft what = column_left(before, left);
+    spanned += what.is_spanned ? 1 : 0;
     for_each_vector<V, double>(0, args.rows, [&](auto width, std::int64_t i) {
       using W = typename decltype(width)::Vector;
-      W value = W::splat(0.0);
-      if (!is_finite) {
-        value = W::splat(__builtin_bit_cast(double, kQuietNan64));
-      } else if (!is_spanned) {
-        value = W::load(column + i) / W::splat(length);
-      }
-      value.store(column + i);
+      normal_of(W::load(column + i), what).store(column + i);
     });
   }
   return spanned;

@@ -19,5 +19,6 @@ int lowrank_orthonormalize_avx2(const OrthonormalizeArgs& args);
 int lowrank_orthonormalize_avx512(const OrthonormalizeArgs& args);
 /// One for all.
 void lowrank_draw_scalar(float* column, std::int64_t n, std::uint32_t seed);
+void lowrank_draw_missing_scalar(const LowRankDrawArgs& args);
 
 }  // namespace zeroth::kernels::detail

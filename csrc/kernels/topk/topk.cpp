@@ -7,16 +7,13 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <string>
 
 namespace zeroth::kernels {
 namespace {
 
-constexpr std::int64_t kMostElements = std::numeric_limits<std::int32_t>::max();
-
 void check_range(std::int64_t n, DType dtype, const char* op, const char* where, Isa isa) {
-  ZR_CHECK(n >= 0 && n <= kMostElements, ErrorCode::kUsage, "no such element count",
+  ZR_CHECK(n >= 0 && n <= kMostTopkElements, ErrorCode::kUsage, "no such element count",
            ErrorContext{.where = where, .expected = "0 to 2^31 - 1", .got = std::to_string(n)});
   ZR_CHECK(has_topk(dtype), ErrorCode::kUsage, "the greatest are found of float32, bfloat16 or float16",
            ErrorContext{.where = where, .got = std::string(name_of(dtype))});

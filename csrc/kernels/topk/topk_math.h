@@ -10,15 +10,18 @@
 namespace zeroth::kernels {
 namespace {  // NOLINT(google-build-namespaces): see [Note: One definition per instruction set]
 
+/// Places are std::int32_t.
+inline constexpr std::int64_t kMostTopkElements = 0x7fffffff;
+
 constexpr bool has_topk(DType dtype) {
   return dtype == DType::kFloat32 || dtype == DType::kBFloat16 || dtype == DType::kFloat16;
 }
 
 /// The lowest bit of a level's digit, in the 31 bits of a magnitude, and how many values it has.
-constexpr unsigned topk_shift(int level) {
+ZR_HOST_DEVICE constexpr unsigned topk_shift(int level) {
   return level == 0 ? 20U : (level == 1 ? 10U : 0U);
 }
-constexpr std::uint32_t topk_digits(int level) {
+ZR_HOST_DEVICE constexpr std::uint32_t topk_digits(int level) {
   return level == 0 ? 2048U : 1024U;
 }
 
@@ -33,6 +36,11 @@ ZR_HOST_DEVICE ZR_INLINE std::uint32_t digit_of(std::uint32_t key, int level) {
 template <class W>
 ZR_HOST_DEVICE ZR_INLINE W topk_message(W source) {
   return canonical(source);
+}
+
+ZR_HOST_DEVICE ZR_INLINE void topk_add_element(float* dst, std::int32_t place, float value, float factor) {
+  const auto scaled = Lane<float>{value} * Lane<float>::splat(factor);
+  canonical(Lane<float>::load(dst + place) + scaled).store(dst + place);
 }
 
 }  // namespace

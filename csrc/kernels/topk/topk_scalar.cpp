@@ -14,11 +14,7 @@ std::int64_t topk_collect_scalar(const TopkCollectArgs& args) {
 void topk_add_scalar(const TopkAddArgs& args) {
   for (int source = 0; source < args.num_sources; ++source) {
     const TopkSource& from = args.sources[source];
-    for (std::int64_t j = 0; j < from.k; ++j) {
-      float* const at = args.dst + from.places[j];
-      const auto value = Lane<float>{from.values[j]} * Lane<float>::splat(args.factor);
-      canonical(Lane<float>::load(at) + value).store(at);
-    }
+    for (std::int64_t j = 0; j < from.k; ++j) topk_add_element(args.dst, from.places[j], from.values[j], args.factor);
   }
 }
 

@@ -12,11 +12,13 @@
 #include <kernels/common/dispatch.h>
 #include <kernels/lamb/lamb.h>
 #include <kernels/lion/lion.h>
+#include <kernels/lowrank/lowrank.h>
 #include <kernels/norm/norm.h>
 #include <kernels/quant/quant.h>
 #include <kernels/reduce/reduce.h>
 #include <kernels/sgd/sgd.h>
 #include <kernels/signs/signs.h>
+#include <kernels/topk/topk.h>
 #include <zeroth/base/dtype.h>
 #include <zeroth/device/device.h>
 #include <zeroth/device/thread_pool.h>
@@ -118,6 +120,16 @@ class Kernels {
   /// Those of kernels/quant/quant.h, on the calling thread: for for_ranges(), at whole blocks.
   virtual void quantize(const kernels::QuantizeArgs& args, const Stream& stream) = 0;
   virtual void dequantize(const kernels::DequantizeArgs& args, const Stream& stream) = 0;
+  /// Those of kernels/topk/topk.h. Both block: on a device memory of the call goes after it, and the host looks at
+  /// whether places fit. There the places of one source are distinct, and `room` is not used.
+  virtual void topk(const kernels::TopkArgs& args, const Stream& stream) = 0;
+  virtual void topk_add(const kernels::TopkAddArgs& args, const Stream& stream) = 0;
+  /// Those of kernels/lowrank/lowrank.h, on the calling thread.
+  virtual void lowrank_product(const kernels::LowRankProductArgs& args, const Stream& stream) = 0;
+  virtual void lowrank_transposed_product(const kernels::LowRankProductArgs& args, const Stream& stream) = 0;
+  virtual void lowrank_restore(const kernels::LowRankRestoreArgs& args, const Stream& stream) = 0;
+  virtual void lowrank_orthonormalize(const kernels::OrthonormalizeArgs& args, const Stream& stream) = 0;
+  virtual void lowrank_draw_missing(const kernels::LowRankDrawArgs& args, const Stream& stream) = 0;
 };
 
 /// Those of the host. Borrows `device` and `pool`.

@@ -20,6 +20,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -72,19 +73,26 @@ class MessageReduction {
   /// Adds the message of elements `range` of the flat, without the error, to `worker_error`, which has the whole flat.
   static void form(const Message& message, const MessageFactors& factors, const Range& range, std::byte* worker_error,
                    DType dtype, Kernels& kernels, const Stream& stream);
+  /// to = to + factor * from, each operation rounded once.
+  static void add(float* to, float factor, const float* from, std::int64_t n, Kernels& kernels, const Stream& stream);
 };
 
-/// A reduction that goes parameter by parameter, on ranks of a CPU. Flats of float64, of which there is no lossy form
-/// here, and a rank alone have the exact mean.
+/// A reduction that goes parameter by parameter. Flats of float64, of which there is no lossy form here, and a rank
+/// alone have the exact mean.
 class SegmentReduction : public MessageReduction {
  public:
-  explicit SegmentReduction(ReductionContext context);
+  enum class Runs : std::uint8_t {
+    kOnHost,      ///< reduce_part() has loops of its own, for memory of the host
+    kOnAnyDevice  ///< it does everything by calls of the kernels
+  };
+  /// Throws kUsage, naming the compression, for kOnHost where states lie on a device.
+  explicit SegmentReduction(ReductionContext context, Runs runs = Runs::kOnHost);
   void reduce(const Message& message, const std::vector<std::optional<MessageFactors>>& factors,
               std::byte* worker_error, std::byte* server_error, std::byte* result) final;
   [[nodiscard]] MessageWire wire() const final;
 
  protected:
-  /// One parameter, as float32. All arrays have its elements.
+  /// One parameter, as float32. All arrays have its elements, where the kernels' memory is.
   struct Part {
     const Segment& segment;
     float* message = nullptr;         ///< c; may be changed
@@ -101,12 +109,24 @@ class SegmentReduction : public MessageReduction {
   [[nodiscard]] std::vector<Range> pieces_of(const Segment& segment) const;
 
   [[nodiscard]] const ReductionContext& context() const { return context_; }
-  [[nodiscard]] const Communicator& ranks() const { return context_.communicator; }
-  [[nodiscard]] kernels::Isa isa() const { return isa_; }
+  [[nodiscard]] Kernels& kernels() const { return context_.kernels; }
+  [[nodiscard]] const Stream& stream() const { return context_.stream; }
+  /// Of messages where the kernels write them.
+  [[nodiscard]] const Communicator& ranks() const { return ranks_; }
+  /// Memory of the kernels, not zeroed, until reduce_part() has returned and its kernels are done.
+  template <class T>
+  [[nodiscard]] std::span<T> memory(std::int64_t elements) {
+    const auto count = static_cast<std::size_t>(elements);
+    return {reinterpret_cast<T*>(next_memory(count * sizeof(T))), count};
+  }
 
  private:
+  [[nodiscard]] std::byte* next_memory(std::size_t bytes);
+
   ReductionContext context_;
-  kernels::Isa isa_;
+  Communicator ranks_;
+  std::vector<Scratch> memory_;              ///< while a call lasts: parts take the same, one after the other
+  std::size_t taken_ = 0;                    ///< of these, by this part
   std::unique_ptr<MessageReduction> exact_;  ///< in its place; null: it has a form
 };
 

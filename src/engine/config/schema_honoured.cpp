@@ -371,8 +371,7 @@ constexpr std::array kKeys{
          .kind = KeyKind::kChoice,
          .text = "What the messages are after `freeze_step` (APMSqueeze): signs, codes of 8 or 4 bits, the greatest "
                  "elements, products of thin matrices, or, to compare with, `exact`; `adaptive` chooses signs or codes "
-                 "for each unit (L-GreCo). All but signs and `exact` on ranks "
-                 "of a CPU only.",
+                 "for each unit (L-GreCo).",
          .choices = "one_bit|exact|int8|int4|fp8|fp4|top_k|low_rank|adaptive",
          .applies = kFreezes,
          .applies_text = kFreezesText}),

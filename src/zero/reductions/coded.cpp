@@ -4,6 +4,7 @@
 #include "zero/reductions/table.h"
 
 #include <numeric>
+#include <span>
 #include <vector>
 
 namespace zeroth {
@@ -12,7 +13,7 @@ namespace {
 class CodedMessages final : public SegmentReduction {
  public:
   explicit CodedMessages(const ReductionContext& context)
-      : SegmentReduction(context),
+      : SegmentReduction(context, Runs::kOnAnyDevice),
         coder_({.format = code_format_named(context.options.compression)}, context.kernels, context.stream) {}
 
  private:
@@ -22,7 +23,8 @@ class CodedMessages final : public SegmentReduction {
     const auto world = pieces.size();
     std::vector<std::int64_t> bytes;
     for (const Range& piece : pieces) bytes.push_back(coder_.form().bytes(piece.size()));
-    std::vector<std::byte> sent(static_cast<std::size_t>(std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0})));
+    const std::span<std::byte> sent = memory<std::byte>(std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0}));
+    kernels().zero(sent.data(), sent.size(), stream());  // what is between codes and scales
     std::byte* at = sent.data();
     for (std::size_t rank = 0; rank < world; at += bytes[rank++]) {
       if (pieces[rank].size() == 0) continue;
@@ -30,10 +32,11 @@ class CodedMessages final : public SegmentReduction {
                   part.error + pieces[rank].begin, pieces[rank].size());
     }
     const auto own_bytes = coder_.form().bytes(own);
-    std::vector<std::byte> received(world * static_cast<std::size_t>(own_bytes));
+    const std::span<std::byte> received = memory<std::byte>(static_cast<std::int64_t>(world) * own_bytes);
     ranks().all_to_all(read(sent), written(received), bytes, std::vector<std::int64_t>(world, own_bytes));
-    std::vector<float> mean(static_cast<std::size_t>(own));
-    std::vector<std::byte> packed(static_cast<std::size_t>(own_bytes));
+    const std::span<float> mean = memory<float>(own);
+    const std::span<std::byte> packed = memory<std::byte>(own_bytes);
+    kernels().zero(packed.data(), packed.size(), stream());
     if (own > 0) {
       std::vector<const std::byte*> messages;
       for (std::size_t rank = 0; rank < world; ++rank)
@@ -43,7 +46,7 @@ class CodedMessages final : public SegmentReduction {
       coder_.code(packed.data(), reinterpret_cast<const std::byte*>(mean.data()), DType::kFloat32, part.server_error,
                   own);
     }
-    std::vector<std::byte> all(sent.size());
+    const std::span<std::byte> all = memory<std::byte>(static_cast<std::int64_t>(sent.size()));
     ranks().all_gather(read(packed), written(all), bytes);
     const std::byte* message = all.data();
     for (std::size_t rank = 0; rank < world; message += bytes[rank++]) {
@@ -67,10 +70,10 @@ class CodedMessages final : public SegmentReduction {
     return wire;
   }
 
-  static std::span<const std::uint8_t> read(const std::vector<std::byte>& data) {
+  static std::span<const std::uint8_t> read(std::span<const std::byte> data) {
     return {reinterpret_cast<const std::uint8_t*>(data.data()), data.size()};
   }
-  static std::span<std::uint8_t> written(std::vector<std::byte>& data) {
+  static std::span<std::uint8_t> written(std::span<std::byte> data) {
     return {reinterpret_cast<std::uint8_t*>(data.data()), data.size()};
   }
   Coder coder_;

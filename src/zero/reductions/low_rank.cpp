@@ -13,8 +13,8 @@
 #include <zeroth/base/error.h>
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
+#include <span>
 #include <vector>
 
 namespace zeroth {
@@ -22,7 +22,8 @@ namespace {
 
 class LowRank final : public SegmentReduction {
  public:
-  explicit LowRank(const ReductionContext& context) : SegmentReduction(context), rank_(context.options.rank) {
+  explicit LowRank(const ReductionContext& context)
+      : SegmentReduction(context, Runs::kOnAnyDevice), rank_(context.options.rank) {
     ZR_CHECK(rank_ >= 1 && rank_ <= kernels::kMostRank, ErrorCode::kConfig, "factors cannot have so many columns",
              {.where = "zero.reductions",
               .which = "optimizer.params.compression_rank",
@@ -47,91 +48,90 @@ class LowRank final : public SegmentReduction {
     const std::int64_t n = part.segment.numel;
     const float share = 1.0F / static_cast<float>(ranks().size());
     const kernels::LowRankShape shape = shape_of(part.segment);
+    const auto bytes = array_bytes(n, DType::kFloat32);
     if (shape.rank == 0) {
-      mean_of(part.message, n, share);
-      std::memcpy(part.result, part.message, array_bytes(n, DType::kFloat32));
+      mean_of({part.message, static_cast<std::size_t>(n)}, share);
+      kernels().copy(part.result, part.message, bytes, stream());
       return;
     }
-    const auto columns = static_cast<std::size_t>(shape.rank);
-    std::vector<float> p(static_cast<std::size_t>(shape.rows) * columns);
-    std::vector<float> q = first_factor(part, shape, p);
-    const auto product = [&](const float* matrix, bool transposed) {
-      const kernels::LowRankProductArgs args{.shape = shape,
-                                             .matrix = matrix,
-                                             .factor = transposed ? p.data() : q.data(),
-                                             .factor_stride = transposed ? shape.rows : shape.columns,
-                                             .result = transposed ? q.data() : p.data(),
-                                             .result_stride = transposed ? shape.columns : shape.rows};
-      transposed ? kernels::lowrank_transposed_product(args, isa()) : kernels::lowrank_product(args, isa());
-    };
-    product(part.message, false);
-    mean_of(p.data(), static_cast<std::int64_t>(p.size()), share);
-    kernels::lowrank_orthonormalize({.columns = p.data(), .rows = shape.rows, .stride = shape.rows, .rank = shape.rank},
-                                    isa());
-    product(part.message, true);
-    const std::vector<float> own = q;
-    mean_of(q.data(), static_cast<std::int64_t>(q.size()), share);
+    const std::span<float> p = memory<float>(shape.rows * shape.rank);
+    const std::span<float> q = memory<float>(shape.columns * shape.rank);
+    first_factor(part, shape, p, q);
+    multiply(shape, part.message, q, p);
+    mean_of(p, share);
+    orthonormalize(shape, p);
+    multiply_transposed(shape, part.message, p, q);
+    const std::span<float> own = memory<float>(shape.columns * shape.rank);
+    kernels().copy(own.data(), q.data(), own.size_bytes(), stream());
+    mean_of(q, share);
     // What this rank has given to the mean is its own projection.
-    std::memcpy(part.error, part.message, array_bytes(n, DType::kFloat32));
+    kernels().copy(part.error, part.message, bytes, stream());
     restore(shape, p, own, nullptr, part.error);
     restore(shape, p, q, part.result, nullptr);
   }
 
-  void restore(const kernels::LowRankShape& shape, const std::vector<float>& p, const std::vector<float>& q,
-               float* result, float* error) const {
-    kernels::lowrank_restore({.shape = shape,
-                              .p = p.data(),
-                              .p_stride = shape.rows,
-                              .q = q.data(),
-                              .q_stride = shape.columns,
-                              .result = result,
-                              .error = error},
-                             isa());
+  /// P = M Q.
+  void multiply(const kernels::LowRankShape& shape, const float* matrix, std::span<float> q, std::span<float> p) {
+    kernels().lowrank_product({.shape = shape,
+                               .matrix = matrix,
+                               .factor = q.data(),
+                               .factor_stride = shape.columns,
+                               .result = p.data(),
+                               .result_stride = shape.rows},
+                              stream());
+  }
+  /// Q = M^T P.
+  void multiply_transposed(const kernels::LowRankShape& shape, const float* matrix, std::span<float> p,
+                           std::span<float> q) {
+    kernels().lowrank_transposed_product({.shape = shape,
+                                          .matrix = matrix,
+                                          .factor = p.data(),
+                                          .factor_stride = shape.rows,
+                                          .result = q.data(),
+                                          .result_stride = shape.columns},
+                                         stream());
+  }
+  void orthonormalize(const kernels::LowRankShape& shape, std::span<float> p) {
+    kernels().lowrank_orthonormalize(
+        {.columns = p.data(), .rows = shape.rows, .stride = shape.rows, .rank = shape.rank}, stream());
+  }
+  void restore(const kernels::LowRankShape& shape, std::span<float> p, std::span<float> q, float* result,
+               float* error) {
+    kernels().lowrank_restore({.shape = shape,
+                               .p = p.data(),
+                               .p_stride = shape.rows,
+                               .q = q.data(),
+                               .q_stride = shape.columns,
+                               .result = result,
+                               .error = error},
+                              stream());
   }
 
-  /// The same on all ranks. `p`: for what it needs in between.
-  [[nodiscard]] std::vector<float> first_factor(const Part& part, const kernels::LowRankShape& shape,
-                                                std::vector<float>& p) const {
-    std::vector<float> q(static_cast<std::size_t>(shape.columns) * static_cast<std::size_t>(shape.rank));
-    const auto column = [&](int number) { return q.data() + number * shape.columns; };
-    const auto draw = [&](int number) {
-      kernels::lowrank_draw(column(number), shape.columns,
-                            static_cast<std::uint32_t>(part.segment.param * 64 + number));
-    };
-    for (int number = 0; number < shape.rank; ++number) draw(number);
-    if (part.momentum == nullptr) return q;
-    kernels::LowRankProductArgs args{.shape = shape,
-                                     .matrix = part.momentum,
-                                     .factor = q.data(),
-                                     .factor_stride = shape.columns,
-                                     .result = p.data(),
-                                     .result_stride = shape.rows};
-    kernels::lowrank_product(args, isa());
-    kernels::lowrank_orthonormalize({.columns = p.data(), .rows = shape.rows, .stride = shape.rows, .rank = shape.rank},
-                                    isa());
-    args.factor = p.data();
-    args.factor_stride = shape.rows;
-    args.result = q.data();
-    args.result_stride = shape.columns;
-    kernels::lowrank_transposed_product(args, isa());
-    for (int number = 0; number < shape.rank; ++number) {
-      const float* const values = column(number);
-      // A direction that the momentum has not, at the first message all of them.
-      if (std::all_of(values, values + shape.columns, [](float value) { return value == 0.0F; })) draw(number);
-    }
-    return q;
+  /// The same Q on all ranks. `p`: for what it needs in between.
+  void first_factor(const Part& part, const kernels::LowRankShape& shape, std::span<float> p, std::span<float> q) {
+    const kernels::LowRankDrawArgs missing{.columns = q.data(),
+                                           .n = shape.columns,
+                                           .stride = shape.columns,
+                                           .rank = shape.rank,
+                                           .seed = static_cast<std::uint32_t>(part.segment.param * 64)};
+    kernels().zero(q.data(), q.size_bytes(), stream());
+    kernels().lowrank_draw_missing(missing, stream());
+    if (part.momentum == nullptr) return;
+    multiply(shape, part.momentum, q, p);
+    orthonormalize(shape, p);
+    multiply_transposed(shape, part.momentum, p, q);
+    // A direction that the momentum has not, at the first message all of them.
+    kernels().lowrank_draw_missing(missing, stream());
   }
 
   /// In place, the mean over the ranks.
-  void mean_of(float* values, std::int64_t n, float share) const {
-    for (std::int64_t i = 0; i < n; ++i) values[i] *= share;
-    std::vector<float> all(static_cast<std::size_t>(n) * static_cast<std::size_t>(ranks().size()));
-    ranks().all_gather(std::span<const float>(values, static_cast<std::size_t>(n)), std::span(all));
-    std::memcpy(values, all.data(), array_bytes(n, DType::kFloat32));
-    for (int rank = 1; rank < ranks().size(); ++rank) {
-      const float* const theirs = all.data() + static_cast<std::int64_t>(rank) * n;
-      for (std::int64_t i = 0; i < n; ++i) values[i] += theirs[i];
-    }
+  void mean_of(std::span<float> values, float share) {
+    const auto n = static_cast<std::int64_t>(values.size());
+    const std::span<float> all = memory<float>(n * ranks().size());
+    ranks().all_gather(std::span<const float>(values), all);
+    kernels().zero(values.data(), values.size_bytes(), stream());
+    for (int rank = 0; rank < ranks().size(); ++rank)
+      add(values.data(), share, all.data() + rank * n, n, kernels(), stream());
   }
 
   MessageWire wire_of(const Segment& segment) const override {
@@ -149,6 +149,8 @@ class LowRankChanges final : public MessageReduction {
   explicit LowRankChanges(const ReductionContext& context)
       : products_(context),
         segments_(context.layout().segments),
+        kernels_(context.kernels),
+        stream_(context.stream),
         is_exact_(context.communicator.size() == 1 || context.layout().accumulation() != DType::kFloat32) {}
 
   void reduce(const Message& message, const std::vector<std::optional<MessageFactors>>& factors,
@@ -156,27 +158,33 @@ class LowRankChanges final : public MessageReduction {
     if (is_exact_ || message.momentum == nullptr)
       return products_.reduce(message, factors, worker_error, server_error, result);
     std::vector<std::optional<MessageFactors>> changes = factors;
-    std::vector<std::vector<float>> kept(segments_.size());  // `result` may be the momentum
+    std::vector<Scratch> kept(segments_.size());  // `result` may be the momentum
     for (std::size_t number = 0; number < segments_.size(); ++number) {
-      if (!changes[number]) continue;
-      const Segment& segment = segments_[number];
-      const auto* const momentum = reinterpret_cast<const float*>(message.momentum) + segment.offset;
-      kept[number].assign(momentum, momentum + segment.numel);
+      if (!changes[number] || segments_[number].numel == 0) continue;
+      const std::size_t bytes = array_bytes(segments_[number].numel, DType::kFloat32);
+      kept[number] = kernels_.make_scratch(bytes);
+      kernels_.copy(kept[number].bytes.data(), message.momentum + at(number), bytes, stream_);
       changes[number]->momentum = 0.0;
     }
     products_.reduce(message, changes, worker_error, server_error, result);
     for (std::size_t number = 0; number < segments_.size(); ++number) {
-      if (!factors[number]) continue;
-      const auto factor = static_cast<float>(factors[number]->momentum);
-      float* const sum = reinterpret_cast<float*>(result) + segments_[number].offset;
-      for (std::size_t i = 0; i < kept[number].size(); ++i) sum[i] += factor * kept[number][i];
+      if (kept[number].bytes.empty()) continue;
+      add(reinterpret_cast<float*>(result + at(number)), static_cast<float>(factors[number]->momentum),
+          reinterpret_cast<const float*>(kept[number].bytes.data()), segments_[number].numel, kernels_, stream_);
     }
+    kernels_.settle(stream_);
   }
   [[nodiscard]] MessageWire wire() const override { return products_.wire(); }
 
  private:
+  [[nodiscard]] std::size_t at(std::size_t number) const {
+    return array_bytes(segments_[number].offset, DType::kFloat32);
+  }
+
   LowRank products_;
   const std::vector<Segment>& segments_;
+  Kernels& kernels_;
+  Stream stream_;
   bool is_exact_;
 };
 

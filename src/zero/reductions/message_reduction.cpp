@@ -4,7 +4,6 @@
 #include <zeroth/base/text.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 namespace zeroth {
@@ -50,8 +49,18 @@ void MessageReduction::form(const Message& message, const MessageFactors& factor
   });
 }
 
-SegmentReduction::SegmentReduction(ReductionContext context)
-    : context_(std::move(context)), isa_(context_.kernels.host(context_.options.compression)) {
+void MessageReduction::add(float* to, float factor, const float* from, std::int64_t n, Kernels& kernels,
+                           const Stream& stream) {
+  kernels.for_ranges(n, [&](std::int64_t begin, std::int64_t end) {
+    kernels.sign_message({.error = to + begin, .grad = from + begin, .n = end - begin, .grad_factor = factor}, stream);
+  });
+}
+
+SegmentReduction::SegmentReduction(ReductionContext context, Runs runs)
+    : context_(std::move(context)),
+      ranks_(context_.kernels.on_host() ? context_.communicator
+                                        : Communicator(context_.communicator.shared_backend(), context_.stream)) {
+  if (runs == Runs::kOnHost) (void)context_.kernels.host(context_.options.compression);
   if (context_.communicator.size() == 1 || context_.layout().accumulation() != DType::kFloat32)
     exact_ = make_exact(context_);
 }
@@ -79,20 +88,34 @@ void SegmentReduction::reduce(const Message& message, const std::vector<std::opt
     float* const error = floats(worker_error, segment.offset);
     const std::byte* const momentum =
         message.momentum == nullptr ? nullptr : message.momentum + array_bytes(segment.offset, DType::kFloat32);
-    form(message, *factors[number], segment.range(), worker_error, DType::kFloat32, context_.kernels, context_.stream);
-    const Scratch scratch = context_.kernels.make_scratch(bytes);
-    std::memcpy(scratch.bytes.data(), error, bytes);
-    std::memset(error, 0, bytes);
+    form(message, *factors[number], segment.range(), worker_error, DType::kFloat32, kernels(), stream());
+    taken_ = 0;
+    const std::span<float> formed = memory<float>(segment.numel);
+    kernels().copy(formed.data(), error, bytes, stream());
+    kernels().zero(error, bytes, stream());
     const Range owned = pieces_of(segment)[static_cast<std::size_t>(ranks().rank())];
     reduce_part(
         {.segment = segment,
-         .message = reinterpret_cast<float*>(scratch.bytes.data()),
+         .message = formed.data(),
          .error = error,
          .server_error = owned.size() == 0 ? nullptr : floats(server_error, segment.offset + owned.begin - piece_begin),
          .owned = owned,
          .momentum = reinterpret_cast<const float*>(momentum),
          .result = floats(result, segment.offset)});
+    kernels().settle(stream());  // the next part takes its memory
   }
+  memory_.clear();
+}
+
+std::byte* SegmentReduction::next_memory(std::size_t bytes) {
+  if (bytes == 0) return nullptr;
+  if (taken_ == memory_.size()) memory_.emplace_back();
+  Scratch& scratch = memory_[taken_++];
+  if (scratch.bytes.size() < bytes) {
+    scratch = {};  // before the new one is there
+    scratch = kernels().make_scratch(bytes);
+  }
+  return scratch.bytes.data();
 }
 
 MessageWire SegmentReduction::wire() const {

@@ -8,7 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <span>
 #include <vector>
 
 namespace zeroth {
@@ -16,7 +16,8 @@ namespace {
 
 class TopK final : public SegmentReduction {
  public:
-  explicit TopK(const ReductionContext& context) : SegmentReduction(context), ratio_(context.options.ratio) {
+  explicit TopK(const ReductionContext& context)
+      : SegmentReduction(context, Runs::kOnAnyDevice), ratio_(context.options.ratio) {
     ZR_CHECK(ratio_ > 0.0 && ratio_ <= 1.0, ErrorCode::kConfig, "such a share of elements cannot travel",
              {.where = "zero.reductions",
               .which = "optimizer.params.compression_ratio",
@@ -32,37 +33,34 @@ class TopK final : public SegmentReduction {
 
   void reduce_part(const Part& part) override {
     const std::int64_t n = part.segment.numel;
-    const auto k = static_cast<std::size_t>(taken_of(part.segment));
-    const auto world = static_cast<std::size_t>(ranks().size());
-    const std::int64_t room = kernels::topk_room(n, static_cast<std::int64_t>(k));
-    std::vector<std::int32_t> places(static_cast<std::size_t>(room));
-    std::vector<float> values(static_cast<std::size_t>(room));
-    kernels::topk({.places = places.data(),
-                   .values = values.data(),
-                   .src = part.message,
-                   .error = part.error,
-                   .n = n,
-                   .k = static_cast<std::int64_t>(k),
-                   .room = room},
-                  isa());
-    places.resize(k);
-    values.resize(k);
-    std::vector<std::int32_t> all_places(k * world);
-    std::vector<float> all_values(k * world);
-    ranks().all_gather(std::span<const std::int32_t>(places), std::span(all_places));
-    ranks().all_gather(std::span<const float>(values), std::span(all_values));
+    const std::int64_t k = taken_of(part.segment);
+    const int world = ranks().size();
+    const std::int64_t room = kernels().on_host() ? kernels::topk_room(n, k) : k;
+    const std::span<std::int32_t> places = memory<std::int32_t>(room);
+    const std::span<float> values = memory<float>(room);
+    kernels().topk({.places = places.data(),
+                    .values = values.data(),
+                    .src = part.message,
+                    .error = part.error,
+                    .n = n,
+                    .k = k,
+                    .room = room},
+                   stream());
+    const std::span<std::int32_t> all_places = memory<std::int32_t>(k * world);
+    const std::span<float> all_values = memory<float>(k * world);
+    const auto taken = static_cast<std::size_t>(k);
+    ranks().all_gather(std::span<const std::int32_t>(places.first(taken)), all_places);
+    ranks().all_gather(std::span<const float>(values.first(taken)), all_values);
     std::vector<kernels::TopkSource> sources;
-    for (std::size_t rank = 0; rank < world; ++rank) {
-      sources.push_back({.places = all_places.data() + rank * k,
-                         .values = all_values.data() + rank * k,
-                         .k = static_cast<std::int64_t>(k)});
-    }
-    std::memset(part.result, 0, array_bytes(n, DType::kFloat32));
-    kernels::topk_add({.dst = part.result,
-                       .sources = sources.data(),
-                       .num_sources = static_cast<int>(world),
-                       .n = n,
-                       .factor = 1.0F / static_cast<float>(world)});
+    for (int rank = 0; rank < world; ++rank)
+      sources.push_back({.places = all_places.data() + rank * k, .values = all_values.data() + rank * k, .k = k});
+    kernels().zero(part.result, array_bytes(n, DType::kFloat32), stream());
+    kernels().topk_add({.dst = part.result,
+                        .sources = sources.data(),
+                        .num_sources = world,
+                        .n = n,
+                        .factor = 1.0F / static_cast<float>(world)},
+                       stream());
   }
 
   MessageWire wire_of(const Segment& segment) const override {

@@ -9,6 +9,7 @@
 #include <kernels/cast/cast_grid.h>
 #include <kernels/lamb/lamb_grid.h>
 #include <kernels/lion/lion_grid.h>
+#include <kernels/lowrank/lowrank_grid.h>
 #include <kernels/norm/norm_grid.h>
 #include <kernels/quant/quant_grid.h>
 #include <kernels/reduce/extreme_grid.h>
@@ -16,6 +17,7 @@
 #include <kernels/rows/rows_grid.h>
 #include <kernels/sgd/sgd_grid.h>
 #include <kernels/signs/signs_grid.h>
+#include <kernels/topk/topk_grid.h>
 
 namespace zeroth::kernels {
 namespace {
@@ -113,12 +115,49 @@ class GridMachine {
     return run([&](auto& launch) { return sign_sum_on_grid<kMost>(args, launch); });
   }
 
+  bool topk(const TopkArgs& args) {
+    GuardedArray<std::int64_t> workspace((topk_workspace_bytes(args.n) + 7) / 8);
+    std::fill_n(workspace.data(), workspace.size(), std::int64_t{0x5a5a5a5a});
+    const bool good = in_teams([&](auto& launch) { return topk_on_grid(args, workspace.data(), launch); });
+    EXPECT_TRUE(workspace.guards_intact()) << "wrote outside the workspace";
+    return good;
+  }
+  bool topk_outside(const TopkAddArgs& args, std::int64_t* outside) {
+    const auto launch = [&](const auto& body, std::int64_t) {
+      threads_.each([&](GridThread thread) { *outside += body(thread); });
+    };
+    return topk_outside_on_grid(args, launch);
+  }
+  bool topk_add(const TopkAddArgs& args) {
+    return run([&](auto& launch) { return topk_add_on_grid(args, launch); });
+  }
+  bool lowrank_product(const LowRankProductArgs& args) {
+    return in_teams([&](auto& launch) { return lowrank_product_on_grid(args, launch); });
+  }
+  bool lowrank_transposed_product(const LowRankProductArgs& args) {
+    return in_teams([&](auto& launch) { return lowrank_transposed_on_grid(args, launch); });
+  }
+  bool lowrank_restore(const LowRankRestoreArgs& args) {
+    return in_teams([&](auto& launch) { return lowrank_restore_on_grid(args, launch); });
+  }
+  bool lowrank_orthonormalize(const OrthonormalizeArgs& args) {
+    return in_teams([&](auto& launch) { return lowrank_orthonormalize_on_grid(args, launch); });
+  }
+  bool lowrank_draw_missing(const LowRankDrawArgs& args) {
+    return in_teams([&](auto& launch) { return lowrank_draw_missing_on_grid(args, launch); });
+  }
+
   [[nodiscard]] int launches() const { return threads_.launches; }
 
  private:
   template <class Call>
   bool run(const Call& call) {
     const auto launch = [&](const auto& body, std::int64_t) { threads_.each(body); };
+    return call(launch);
+  }
+  template <class Call>
+  bool in_teams(const Call& call) {
+    ScrambledLaunch launch(threads_, kSeed);
     return call(launch);
   }
 
@@ -494,6 +533,85 @@ TEST(CodesOnGrid, GiveTheBitsOfTheCpu) {
       [](auto& machine, const Range& range) { return dequantize_matches<float>(machine, CodeCase{}, 7, range); });
 }
 
+template <class T>
+class TopkOnGrid : public ::testing::Test {};
+using TopkTypes = ::testing::Types<float, BFloat16, Float16>;
+TYPED_TEST_SUITE(TopkOnGrid, TopkTypes);
+
+TYPED_TEST(TopkOnGrid, HasTheBitsOfTheCpu) {
+  for (const TopkCase& c : topk_cases()) {
+    SCOPED_TRACE(::testing::PrintToString(c));
+    on_small_grids([&](auto& machine, const Range& range) { return topk_matches<TypeParam>(machine, c, range); });
+  }
+}
+
+TEST(TopkRangeOnGrid, OfMoreBlocksThanAScanHasLanesHasTheBitsOfTheCpu) {
+  for (const TopkCase& c : {TopkCase{.per_mille = 50}, TopkCase{.per_mille = 300, .with_error = true, .values = 2}}) {
+    GridMachine<kMostSources> machine(5);
+    ASSERT_TRUE(topk_matches<float>(machine, c, {kScanLanes * kTopkBlock + 70'003, 1, 1})) << c;
+  }
+}
+
+TEST(TopkSumOnGrid, HasTheBitsOfTheCpu) {
+  for (const int sources : {1, 2, 7}) {
+    for (const std::int64_t n : kSizes) {
+      for (const std::uint64_t seed : {1U, 2U}) {
+        GridMachine<kMostSources> machine(1 + n % 9, seed);
+        ASSERT_TRUE(topk_add_matches(machine, sources, {n, 1, seed})) << n << " of " << sources;
+      }
+    }
+  }
+}
+
+TEST(LowRankOnGrid, ProductsHaveTheBitsOfTheCpu) {
+  for (const LowRankShape& shape : lowrank_shapes()) {
+    for (const std::int64_t threads : {1, 3, 50}) {
+      for (std::uint64_t seed = 1; seed <= 3; ++seed) {
+        GridMachine<kMostSources> machine(threads, seed);
+        ASSERT_TRUE(lowrank_matches(machine, shape, static_cast<std::int64_t>(seed % 4), seed))
+            << text_of(shape) << " threads " << threads << " seed " << seed;
+      }
+    }
+  }
+}
+
+// Every lane of the sum is -0 here, but those to which zeros are added for columns that are missing.
+TEST(LowRankOnGrid, ASumOfUnderflowsHasTheSignOfTheCpu) {
+  for (const std::int64_t columns : {15, 16, 17, 31, 32, 33}) {
+    GuardedArray<float> matrix(columns);
+    GuardedArray<float> factor(columns);
+    std::fill_n(matrix.data(), columns, 1e-30F);
+    std::fill_n(factor.data(), columns, -1e-30F);
+    GuardedArray<float> want(1);
+    GuardedArray<float> got(1);
+    LowRankProductArgs args{.shape = {.rows = 1, .columns = columns, .stride = columns},
+                            .matrix = matrix.data(),
+                            .factor = factor.data(),
+                            .factor_stride = columns,
+                            .result = got.data(),
+                            .result_stride = 1};
+    ASSERT_TRUE(GridMachine<kMostSources>(1).lowrank_product(args));
+    args.result = want.data();
+    lowrank_product(args, Isa::kScalar);
+    EXPECT_TRUE(same_bits(want, got)) << columns;
+    EXPECT_EQ(std::signbit(got[0]), columns % kRankLanes == 0) << columns;
+  }
+}
+
+TEST(LowRankOnGrid, ColumnsAreMadeOrthonormalAndDrawnWithTheBitsOfTheCpu) {
+  for (const int rank : {1, 2, 4, 9, 64}) {
+    for (const std::int64_t n : {0, 1, 5, 16, 17, 100, 515}) {
+      for (const std::int64_t threads : {1, 7, 256}) {
+        if (rank == 64 && threads != 7) continue;
+        for (const std::uint64_t seed : {1U, 2U, 3U}) {
+          GridMachine<kMostSources> machine(threads, seed);
+          ASSERT_TRUE(orthonormalize_matches(machine, rank, {n, 1, seed})) << rank << " columns of " << n;
+        }
+      }
+    }
+  }
+}
+
 TEST(PacksOnGrid, AreUsedWhereEverythingIsAlignedForThem) {
   const auto threads = [](std::int64_t dst_misalign, std::int64_t src_misalign) {
     GuardedArray<float> src(103, src_misalign);
@@ -511,6 +629,27 @@ TEST(PacksOnGrid, AreUsedWhereEverythingIsAlignedForThem) {
 
 /// Launches nothing, or fails.
 const auto kNoLaunch = [](const auto&, std::int64_t) { ADD_FAILURE() << "launched"; };
+
+struct NoForm {
+  template <class Body>
+  void operator()(const Body&, std::int64_t) const {
+    ADD_FAILURE() << "launched";
+  }
+  template <class Body>
+  void count(const Body&, std::int64_t) const {}
+  template <class Body>
+  void scan(const Body&) const {}
+  template <class Body>
+  void warps(const Body&, std::int64_t) const {}
+  template <class Body>
+  void lanes(const Body&, std::int64_t) const {
+    ADD_FAILURE() << "launched";
+  }
+  template <class Body>
+  void teams(const Body&, std::int64_t) const {
+    ADD_FAILURE() << "launched";
+  }
+};
 
 TEST(RefusedOnGrid, AndNothingIsLaunched) {
   float value = 0;
@@ -548,6 +687,25 @@ TEST(RefusedOnGrid, AndNothingIsLaunched) {
   EXPECT_FALSE(sign_sum_on_grid({.dst = &value, .sources = signs.data(), .num_sources = 0, .n = 1}, kNoLaunch));
   EXPECT_FALSE(sign_sum_on_grid<2>({.dst = &value, .error = &value, .sources = signs.data(), .num_sources = 3, .n = 1},
                                    kNoLaunch));
+
+  std::array<std::int64_t, 8> work{};
+  const NoForm no_form;
+  EXPECT_TRUE(topk_on_grid({}, nullptr, no_form));
+  EXPECT_FALSE(topk_on_grid({.src = &value, .n = 1}, nullptr, no_form));
+  EXPECT_FALSE(topk_on_grid({.src = &value, .n = 1, .k = 2}, work.data(), no_form));
+  EXPECT_FALSE(topk_on_grid({.src = &value, .n = 1, .k = -1}, work.data(), no_form));
+  EXPECT_FALSE(topk_on_grid({.src = &value, .n = kMostTopkElements + 1}, work.data(), no_form));
+  EXPECT_FALSE(topk_on_grid({.src = &value, .src_dtype = DType::kFloat64, .n = 1}, work.data(), no_form));
+  EXPECT_TRUE(topk_add_on_grid({.n = 1}, kNoLaunch));
+  EXPECT_FALSE(topk_add_on_grid({.n = -1}, kNoLaunch));
+  EXPECT_FALSE(topk_outside_on_grid({.num_sources = -1}, kNoLaunch));
+  EXPECT_TRUE(lowrank_product_on_grid({}, no_form));
+  EXPECT_FALSE(lowrank_product_on_grid({.shape = {.rows = 1, .columns = 2, .stride = 1}}, no_form));
+  EXPECT_FALSE(lowrank_product_on_grid({.shape = {.rank = 0}}, no_form));
+  EXPECT_FALSE(lowrank_transposed_on_grid({.shape = {.rows = -1}}, no_form));
+  EXPECT_FALSE(lowrank_restore_on_grid({.shape = {.rank = kMostRank + 1}}, no_form));
+  EXPECT_FALSE(lowrank_orthonormalize_on_grid({.rows = 2, .stride = 1}, no_form));
+  EXPECT_FALSE(lowrank_draw_missing_on_grid({.n = -1}, no_form));
 
   EXPECT_FALSE(lamb_measure_on_grid({.param = &value, .n = 1}, kNoLaunch));
   EXPECT_FALSE(lamb_measure_on_grid({.grad = &value, .n = -1}, kNoLaunch));

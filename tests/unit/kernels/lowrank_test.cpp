@@ -199,6 +199,26 @@ TEST(LowRank, ColumnsInTheSpanOfOthersBecomeZerosAndNanSpreads) {
   }
 }
 
+TEST(LowRank, ColumnsThatAreZerosAreDrawnAnewAndNoOther) {
+  constexpr std::int64_t kElements = 37;
+  constexpr std::int64_t kStride = 40;
+  GuardedArray<float> columns(4 * kStride);
+  fill_moderate(columns, 1.0, kSeed);
+  for (std::int64_t i = 0; i < kElements; ++i) {
+    columns[kStride + i] = i % 2 == 0 ? 0.0F : -0.0F;
+    columns[2 * kStride + i] = 0.0F;
+    columns[3 * kStride + i] = 0.0F;
+  }
+  columns[3 * kStride + kElements - 1] = NAN;
+  GuardedArray<float> want(columns.size());
+  std::copy_n(columns.data(), columns.size(), want.data());
+  lowrank_draw(want.data() + kStride, kElements, 8);
+  lowrank_draw(want.data() + 2 * kStride, kElements, 9);
+  lowrank_draw_missing({.columns = columns.data(), .n = kElements, .stride = kStride, .rank = 4, .seed = 7});
+  EXPECT_TRUE(same_bits(want, columns));
+  EXPECT_EQ(code_of([] { lowrank_draw_missing({.n = 2, .stride = 1}); }), ErrorCode::kUsage);
+}
+
 /// Steps of PowerSGD with one rank; returns what the last step leaves of the matrix, relative to its length.
 double left_after(const GuardedArray<float>& m, std::int64_t rows, std::int64_t columns, int rank, int steps) {
   GuardedArray<float> p(rank * rows);

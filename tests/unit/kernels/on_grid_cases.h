@@ -15,6 +15,7 @@
 #include <kernels/cast/cast_variants.h>
 #include <kernels/lamb/lamb.h>
 #include <kernels/lion/lion.h>
+#include <kernels/lowrank/lowrank.h>
 #include <kernels/norm/norm.h>
 #include <kernels/norm/norm_variants.h>
 #include <kernels/quant/quant.h>
@@ -22,9 +23,11 @@
 #include <kernels/reduce/reduce.h>
 #include <kernels/sgd/sgd.h>
 #include <kernels/signs/signs.h>
+#include <kernels/topk/topk.h>
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -630,6 +633,213 @@ template <class T, class Machine>
   args.sources = on_cpu.data();
   sign_sum(args, Isa::kScalar);
   return got.has_bits_of(want);
+}
+
+/// How the greatest are taken: k of 1000 elements, and from what.
+struct TopkCase {
+  int per_mille = 10;
+  bool with_error = false;
+  int values = 0;  ///< elements have one of so many magnitudes; 0: any
+};
+
+inline std::ostream& operator<<(std::ostream& out, const TopkCase& c) {
+  return out << c.per_mille << " per mille, error " << c.with_error << ", values " << c.values;
+}
+
+inline std::vector<TopkCase> topk_cases() {
+  std::vector<TopkCase> cases;
+  for (const bool with_error : {false, true}) {
+    for (const int per_mille : {0, 10, 400, 1000}) cases.push_back({per_mille, with_error, 0});
+    for (const int values : {1, 3}) cases.push_back({250, with_error, values});
+  }
+  return cases;
+}
+
+template <class In, class Machine>
+::testing::AssertionResult topk_matches(Machine& machine, const TopkCase& c, const Range& range) {
+  Inputs inputs(range.seed);
+  GuardedArray<In> src = inputs.next<In>(range.n);
+  GuardedArray<float> error = inputs.next<float>(range.n);
+  for (std::int64_t i = 0; c.values > 0 && i < range.n; ++i) {
+    const auto any = inputs.next<std::int32_t>(1)[0];
+    src[i] = static_cast<In>(static_cast<float>(any % c.values) + 1.0F);
+    error[i] = any % 2 == 0 ? 0.0F : -2.0F * static_cast<float>(src[i]);
+  }
+  const std::int64_t k = (range.n * c.per_mille + 999) / 1000;
+  GuardedArray<std::int32_t> places(k);
+  GuardedArray<float> values(k);
+  const typename Machine::template Array<In> given(src, range.misalign);
+  const typename Machine::template Array<float> got_error(error, range.misalign);
+  const typename Machine::template Array<std::int32_t> got_places(places, range.misalign);
+  const typename Machine::template Array<float> got_values(values, range.misalign);
+  TopkArgs args{.places = got_places.data(),
+                .values = got_values.data(),
+                .src = given.data(),
+                .src_dtype = DTypeOf<In>::value,
+                .error = c.with_error ? got_error.data() : nullptr,
+                .n = range.n,
+                .k = k};
+  if (!machine.topk(args)) return refused("topk");
+  args.places = places.data();
+  args.values = values.data();
+  args.src = src.data();
+  args.error = c.with_error ? error.data() : nullptr;
+  topk(args, Isa::kScalar);
+  if (auto result = got_places.has_bits_of(places); !result) return result << " in the places";
+  if (auto result = got_values.has_bits_of(values); !result) return result << " in the values";
+  if (auto result = given.has_bits_of(src); !result) return result << " in src, which is only read";
+  return got_error.has_bits_of(error) << " in the error";
+}
+
+/// The sum of what several sources have, some of them at the same places; then one with places that no sum has.
+template <class Machine>
+::testing::AssertionResult topk_add_matches(Machine& machine, int num_sources, const Range& range) {
+  using Places = typename Machine::template Array<std::int32_t>;
+  using Values = typename Machine::template Array<float>;
+  Inputs inputs(range.seed);
+  std::vector<GuardedArray<std::int32_t>> places;
+  std::vector<GuardedArray<float>> values;
+  std::vector<std::unique_ptr<Places>> given_places;
+  std::vector<std::unique_ptr<Values>> given_values;
+  std::vector<TopkSource> on_machine;
+  std::vector<TopkSource> on_cpu;
+  places.reserve(static_cast<std::size_t>(num_sources));
+  values.reserve(static_cast<std::size_t>(num_sources));
+  for (int source = 0; source < num_sources; ++source) {
+    const std::int64_t step = 1 + source % 3;
+    const std::int64_t k = source == 1 ? 0 : range.n / step;
+    places.emplace_back(k);
+    for (std::int64_t j = 0; j < k; ++j) places.back()[j] = static_cast<std::int32_t>(j * step);
+    values.push_back(inputs.next<float>(k));
+    given_places.push_back(std::make_unique<Places>(places.back(), range.misalign));
+    given_values.push_back(std::make_unique<Values>(values.back(), range.misalign));
+    on_machine.push_back({given_places.back()->data(), given_values.back()->data(), k});
+    on_cpu.push_back({places.back().data(), values.back().data(), k});
+  }
+  GuardedArray<float> want = inputs.next<float>(range.n);
+  const Values got(want, range.misalign);
+  TopkAddArgs args{
+      .dst = got.data(), .sources = on_machine.data(), .num_sources = num_sources, .n = range.n, .factor = 1.0F / 3.0F};
+  GuardedArray<std::int64_t> outside(1);
+  outside[0] = 5;  // is added to
+  const typename Machine::template Array<std::int64_t> got_outside(outside, 0);
+  if (!machine.topk_outside(args, got_outside.data()) || !machine.topk_add(args)) return refused("topk_add");
+  if (auto result = got_outside.has_bits_of(outside); !result) return result << " in the count of places outside";
+  args.dst = want.data();
+  args.sources = on_cpu.data();
+  topk_add(args);
+  if (auto result = got.has_bits_of(want); !result) return result;
+  GuardedArray<std::int32_t> wrong(3);
+  wrong[0] = -1;
+  wrong[1] = static_cast<std::int32_t>(range.n);
+  wrong[2] = std::numeric_limits<std::int32_t>::max();
+  const Places given_wrong(wrong, 0);
+  const std::vector<TopkSource> with_wrong{on_machine.front(), {given_wrong.data(), nullptr, 3}};
+  args.sources = with_wrong.data();
+  args.num_sources = 2;
+  if (!machine.topk_outside(args, got_outside.data())) return refused("topk_outside");
+  outside[0] += 3;
+  return got_outside.has_bits_of(outside) << " in the count of places outside";
+}
+
+inline std::string text_of(const LowRankShape& shape) {
+  return std::to_string(shape.rows) + " x " + std::to_string(shape.columns) + " of rank " + std::to_string(shape.rank);
+}
+
+inline std::vector<LowRankShape> lowrank_shapes() {
+  std::vector<LowRankShape> shapes;
+  for (const std::int64_t rows : {0, 1, 5, 33}) {
+    for (const std::int64_t columns : {0, 1, 15, 16, 47, 130}) {
+      for (const int rank : {1, 3, 4, 7}) shapes.push_back({rows, columns, columns + rows % 3, rank});
+    }
+  }
+  shapes.push_back({70, 65, 65, 64});
+  return shapes;
+}
+
+/// Both products of a matrix, what the product of factors restores, and the error that it leaves.
+template <class Machine>
+::testing::AssertionResult lowrank_matches(Machine& machine, const LowRankShape& shape, std::int64_t misalign,
+                                           std::uint64_t seed) {
+  using Array = typename Machine::template Array<float>;
+  Inputs inputs(seed);
+  const std::int64_t rank = shape.rank;
+  const std::int64_t p_stride = shape.rows + 2;
+  const std::int64_t q_stride = shape.columns + 1;
+  const GuardedArray<float> matrix = inputs.next<float>(shape.rows * shape.stride);
+  const GuardedArray<float> p = inputs.next<float>(rank * p_stride);
+  const GuardedArray<float> q = inputs.next<float>(rank * q_stride);
+  GuardedArray<float> want_p = inputs.next<float>(rank * p_stride);
+  GuardedArray<float> want_q = inputs.next<float>(rank * q_stride);
+  GuardedArray<float> want = inputs.next<float>(matrix.size());
+  GuardedArray<float> want_error = inputs.next<float>(matrix.size());
+  const Array given(matrix, misalign);
+  const Array given_p(p, misalign);
+  const Array given_q(q, misalign);
+  const Array got_p(want_p, misalign);
+  const Array got_q(want_q, misalign);
+  const Array got(want, misalign);
+  const Array got_error(want_error, misalign);
+  LowRankProductArgs product{.shape = shape,
+                             .matrix = given.data(),
+                             .factor = given_q.data(),
+                             .factor_stride = q_stride,
+                             .result = got_p.data(),
+                             .result_stride = p_stride};
+  LowRankProductArgs transposed{.shape = shape,
+                                .matrix = given.data(),
+                                .factor = given_p.data(),
+                                .factor_stride = p_stride,
+                                .result = got_q.data(),
+                                .result_stride = q_stride};
+  LowRankRestoreArgs restore{.shape = shape,
+                             .p = given_p.data(),
+                             .p_stride = p_stride,
+                             .q = given_q.data(),
+                             .q_stride = q_stride,
+                             .result = seed % 3 == 0 ? nullptr : got.data(),
+                             .error = seed % 3 == 1 ? nullptr : got_error.data()};
+  if (!machine.lowrank_product(product)) return refused("lowrank_product");
+  if (!machine.lowrank_transposed_product(transposed)) return refused("lowrank_transposed_product");
+  if (!machine.lowrank_restore(restore)) return refused("lowrank_restore");
+  product.matrix = transposed.matrix = matrix.data();
+  product.factor = restore.q = q.data();
+  transposed.factor = restore.p = p.data();
+  product.result = want_p.data();
+  transposed.result = want_q.data();
+  if (restore.result != nullptr) restore.result = want.data();
+  if (restore.error != nullptr) restore.error = want_error.data();
+  lowrank_product(product, Isa::kScalar);
+  lowrank_transposed_product(transposed, Isa::kScalar);
+  lowrank_restore(restore, Isa::kScalar);
+  if (auto result = got_p.has_bits_of(want_p); !result) return result << " in P";
+  if (auto result = got_q.has_bits_of(want_q); !result) return result << " in Q";
+  if (auto result = got.has_bits_of(want); !result) return result << " in the product of P and Q";
+  return got_error.has_bits_of(want_error) << " in the error";
+}
+
+/// Of columns that are made orthonormal. Some are in the span of others, or zeros, which are then drawn anew.
+template <class Machine>
+::testing::AssertionResult orthonormalize_matches(Machine& machine, int rank, const Range& range) {
+  using Array = typename Machine::template Array<float>;
+  Inputs inputs(range.seed);
+  const std::int64_t stride = range.n + 3;
+  GuardedArray<float> want = inputs.next<float>(rank * stride);
+  const auto column = [&](int j) { return want.data() + j * stride; };
+  for (int j = 2; j < rank; j += 3) {
+    for (std::int64_t i = 0; i < range.n; ++i) column(j)[i] = j % 2 == 0 ? 0.5F * column(j - 1)[i] : -0.0F;
+  }
+  const Array got(want, range.misalign);
+  OrthonormalizeArgs args{.columns = got.data(), .rows = range.n, .stride = stride, .rank = rank};
+  LowRankDrawArgs draw{.columns = got.data(), .n = range.n, .stride = stride, .rank = rank, .seed = 77};
+  if (!machine.lowrank_orthonormalize(args)) return refused("lowrank_orthonormalize");
+  args.columns = want.data();
+  (void)lowrank_orthonormalize(args, Isa::kScalar);
+  if (auto result = got.has_bits_of(want); !result) return result << " in orthonormal columns";
+  if (!machine.lowrank_draw_missing(draw)) return refused("lowrank_draw_missing");
+  draw.columns = want.data();
+  lowrank_draw_missing(draw);
+  return got.has_bits_of(want) << " in drawn columns";
 }
 
 }  // namespace zeroth::kernels::test
