@@ -602,6 +602,29 @@ def all_to_all(
     else slice_sizes(). concat_sizes: along concat_dim of what comes from each rank, else as if all had x's shape. With one dim for both,
     sizes may be any that ranks have told each other, and then both are needed. The gradient is the reverse call."""
 
+class TokenExchange:
+    """The way of one batch of tokens to their experts and back. experts: [T, k] of int64 or int32, -1 for none. Rank r of the group has
+    slice r of slice_sizes(num_experts, ranks). All ranks of the group make the same calls in the same order; T may differ, and be 0."""
+
+    def __init__(self, experts: torch.Tensor, num_experts: int, group: Communicator) -> None: ...
+    def send(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, D] -> [R, D]: rows of this rank's experts, expert by expert, and for each by rank and token."""
+    def bring(self, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """y [R, D'] in the order of send(), weights [T, k] -> [T, D']: the weighted sum over a token's choices, in their order."""
+    @property
+    def rows(self) -> list[int]:
+        """Of each own expert; their sum is R."""
+    @property
+    def expert_of_row(self) -> torch.Tensor:
+        """[R] of int64: the number of a row's expert among this rank's."""
+    @property
+    def chosen(self) -> list[int]:
+        """Choices of this rank's tokens, for each expert of the layer."""
+
+def grouped_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rows: Sequence[int]) -> torch.Tensor:
+    """x [R, in], its first rows[0] rows times the matrix of expert 0, and so on: [R, out]. weight [experts, out, in], bias [experts, out].
+    Experts without rows have a gradient of zeros. It has no gradient of its gradient."""
+
 def gathered_linear(
     x: torch.Tensor,
     weight: torch.Tensor,

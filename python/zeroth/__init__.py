@@ -39,7 +39,7 @@ from zeroth._state import Loaded
 from zeroth._tier_plan import TierBytes, TierPlan, plan_tiers
 from zeroth._tiled import TiledEmbedding, TiledLinear, tile, tiled_state_dict, untile, untiled_state_dict
 from zeroth._units import Unit, units
-from zeroth.parallel import parallelize
+from zeroth.parallel import experts, parallelize
 from zeroth.pipe.pipeline import pipeline
 
 __version__ = _preflight.VERSION

@@ -1164,7 +1164,7 @@ def _parallelize(model: nn.Module, config: _C.Config, world: _C.World, announce:
     axes = config.mesh(world.size)
     if "pp" in axes:
         return  # zeroth.pipeline() does it, after it has looked at the whole model
-    if (axes["tp"] > 1 or axes["sp"] > 1) and not _boxes.is_split(model):
+    if (axes["tp"] > 1 or axes["sp"] > 1 or axes.get("ep", 1) > 1) and not _boxes.is_split(model):
         from zeroth.parallel.parallelize import parallelize  # it needs what this module needs
 
         done = parallelize(model, config, world=world)
