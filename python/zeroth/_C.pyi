@@ -1,7 +1,7 @@
 """C++ side of zeroth. Bytes are bytes of this rank; names of states are those of docs/configuration.md."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -621,7 +621,54 @@ class TokenExchange:
     def chosen(self) -> list[int]:
         """Choices of this rank's tokens, for each expert of the layer."""
 
-def grouped_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rows: Sequence[int]) -> torch.Tensor:
+class ExpertLoad:
+    """How the tokens of a step spread over the experts of one layer, on all ranks with tokens of their own."""
+
+    def __init__(self, num_experts: int) -> None: ...
+    def begin_step(self) -> None:
+        """Forgets the micro-batches so far."""
+    def add(self, experts: torch.Tensor, groups: Iterable[Communicator]) -> None:
+        """Adds a micro-batch: its choices [T, k] before any was dropped. `groups`: ranks with other tokens, axis by axis; all of them make
+        the call, with one sum of E + 1 numbers an axis. Blocks."""
+    def balance_loss(self, scores: torch.Tensor) -> torch.Tensor:
+        """E sum_i f_i p_i: f_i, the part of all choices so far that are expert i's, over all ranks; p_i, its mean score [T, E] in the last
+        micro-batch. The mean over ranks is the loss. f has no gradient."""
+    @property
+    def chosen(self) -> list[int]:
+        """Choices of each expert in the step so far, over all ranks."""
+    @property
+    def tokens(self) -> int:
+        """Of the last micro-batch, over all ranks."""
+
+def route(
+    logits: torch.Tensor,
+    choices: int,
+    *,
+    score: str = "softmax",
+    renormalize: bool = True,
+    scale: float = 1.0,
+    bias: torch.Tensor | None = None,
+    groups: int = 1,
+    groups_kept: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """experts [T, k] of int64, weights [T, k] and scores [T, E] of logits [T, E]. `score`: "softmax", "sigmoid". `bias` [E]: added for the
+    choice only. `groups`: equal blocks of experts, of which the `groups_kept` best are chosen from. Of equal scores the lower number."""
+
+def expert_capacity(tokens: int, num_experts: int, choices: int, factor: float, least: int) -> int:
+    """max(least, ceil(factor choices tokens / num_experts))"""
+
+def keep_within(
+    experts: torch.Tensor, weights: torch.Tensor, num_experts: int, capacity: int, by: str = "position", seed: int = 0
+) -> torch.Tensor:
+    """experts [T, k] with -1 for choices beyond `capacity` of an expert. `by`: "position" keeps the first choices of all tokens before the
+    second ones, "weight" the greatest weights [T, k], "draw" a draw from the seed."""
+
+def router_z_loss(logits: torch.Tensor) -> torch.Tensor:
+    """The mean over tokens of logsumexp(logits)^2; logits [T, E]."""
+
+def grouped_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rows: Sequence[int]
+) -> torch.Tensor:
     """x [R, in], its first rows[0] rows times the matrix of expert 0, and so on: [R, out]. weight [experts, out, in], bias [experts, out].
     Experts without rows have a gradient of zeros. It has no gradient of its gradient."""
 

@@ -31,6 +31,7 @@ from zeroth._C import (
 from zeroth._config import Config, ConfigOverride
 from zeroth._deferred import deferred
 from zeroth._engine import Engine, initialize
+from zeroth._expert_use import ExpertUse
 from zeroth._host_table import HostTable, HostTableTraffic
 from zeroth._local import LocalUpdates, local_updates
 from zeroth._pretrained import load_pretrained
@@ -58,6 +59,7 @@ __all__ = [
     "ConfigOverride",
     "Engine",
     "Error",
+    "ExpertUse",
     "FirstOffender",
     "HostTable",
     "HostTableTraffic",
@@ -82,6 +84,7 @@ __all__ = [
     "World",
     "__version__",
     "deferred",
+    "experts",
     "initialize",
     "load_pretrained",
     "local_updates",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from zeroth import _C
+from zeroth import _C, _expert_use
 from zeroth.parallel._refuse import refuse, who
 from zeroth.parallel.sample import require_same
 from zeroth.parallel.tensor import share
@@ -129,14 +129,15 @@ def _place(layer: ExpertLayer, group: _C.Communicator) -> None:
     module: Any = layer.module
     module.num_experts = count
     object.__setattr__(module, _PLACED, layer.num_experts)
-    module.forward = _OnRanks(module.forward, layer.num_experts, group)
+    module.forward = _OnRanks(module, layer.num_experts, group)
 
 
 class _OnRanks:
     """In the place of a module's forward: the module's own code runs where the experts are."""
 
-    def __init__(self, forward: Callable[..., torch.Tensor], num_experts: int, group: _C.Communicator) -> None:
-        self.forward = forward
+    def __init__(self, module: nn.Module, num_experts: int, group: _C.Communicator) -> None:
+        self.module = module
+        self.forward: Callable[..., torch.Tensor] = module.forward
         self.num_experts = num_experts
         self.group = group
 
@@ -144,6 +145,7 @@ class _OnRanks:
         x = tokens.reshape(-1, tokens.shape[-1])
         # transformers: an index above all experts is that of no expert.
         exchange = _C.TokenExchange(chosen.masked_fill(chosen >= self.num_experts, -1), self.num_experts, self.group)
+        _expert_use.note(self.module, exchange.chosen, exchange.rows)
         rows = exchange.send(x)
         expert_of_row = exchange.expert_of_row
         if (count := rows.shape[0]) == 0:  # a row of zeros, so that the backward is that of the other ranks
