@@ -31,7 +31,7 @@ class ExpertUse:
         if total == 0 or len(self.chosen) < 2:
             return 0.0
         parts = [count / total for count in self.chosen if count]
-        return -sum(part * math.log(part) for part in parts) / math.log(len(self.chosen))
+        return min(1.0, -sum(part * math.log(part) for part in parts) / math.log(len(self.chosen)))
 
 
 def note(module: nn.Module, chosen: Sequence[int], rows: Sequence[int], dropped: int = 0) -> None:

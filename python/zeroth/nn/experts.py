@@ -51,7 +51,7 @@ class Experts(nn.Module):
         scale = torch.where(experts < 0, torch.zeros_like(weights), weights).to(placed.dtype)
         if placed.shape[0] == 0:  # nobody chose
             placed = torch.cat([placed, placed.new_zeros(1, placed.shape[1])])
-        of_choices = placed[slot.clamp_max(placed.shape[0] - 1)].view(*experts.shape, -1)
+        of_choices = placed[slot.clamp_max(placed.shape[0] - 1)].view(*experts.shape, placed.shape[1])
         return (of_choices * scale.unsqueeze(-1)).sum(1)
 
     def _one(self, expert: int, rows: torch.Tensor) -> torch.Tensor:

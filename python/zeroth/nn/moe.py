@@ -57,6 +57,8 @@ class MoE(nn.Module):
             raise ValueError(f'noisy_gate_policy is None, "Jitter" or "RSample", not {noisy_gate_policy!r}')
         if not 1 <= k <= num_experts:
             raise ValueError(f"k is from 1 to num_experts={num_experts}, not {k}")
+        if not 1 <= ep_size <= num_experts:
+            raise ValueError(f"MoE with ep_size={ep_size} and num_experts={num_experts}: a rank of ep has an expert")
         if enable_expert_tensor_parallelism:
             raise NotImplementedError("experts are whole on ranks of tp: leave out enable_expert_tensor_parallelism")
         self.num_experts = num_experts
