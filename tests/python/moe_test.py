@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+import re
 import tempfile
 import unittest
 
@@ -21,6 +23,26 @@ class MoeTest(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         for rank in range(4):
             self.assertIn(f"rank {rank}: all cases held", done.stdout)
+
+    def test_the_example_trains_and_draws_the_load(self) -> None:
+        """Losses of ep=2 and of ep=4 are alike; without a balance loss the load is less even."""
+        losses, entropies = {}, {}
+        for ep, balance in ((2, 0.05), (4, 0.05), (2, 0.0)):
+            with tempfile.TemporaryDirectory() as folder:
+                arguments = ["--ep", str(ep), "--balance", str(balance), "--steps", "24", "--every", "24"]
+                done = job.run(4, "../../examples/moe/train.py", *arguments, "--width", "64", "--out", folder)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                table = pathlib.Path(folder, "load.csv").read_text().splitlines()
+            self.assertEqual(len(table), 1 + 24 * 2)
+            counts = [int(word) for word in table[1].split(",")[2:]]
+            self.assertEqual(sum(counts), 4 * 4 * 64 * 2, "choices of all ranks")
+            found = re.search(r"step 24: loss (\S+), entropy of the load (\S+), (\S+)", done.stdout)
+            assert found is not None, done.stdout
+            losses[ep, balance] = float(found[1])
+            entropies[ep, balance] = float(found[2]) + float(found[3])
+        self.assertAlmostEqual(losses[2, 0.05], losses[4, 0.05], delta=0.01)
+        self.assertLess(losses[2, 0.05], 4.0)
+        self.assertGreater(entropies[2, 0.05], entropies[2, 0.0])
 
     def test_experts_are_their_modules(self) -> None:
         torch.manual_seed(0)

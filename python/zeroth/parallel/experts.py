@@ -190,7 +190,7 @@ def _others_of(model: nn.Module) -> Iterator[tuple[str, str]]:
         if any(name.startswith(one + ".") for one in inside) or last != "experts" or "shared" in name:
             continue
         inside.append(name)
-        if _is_layer(module) and _number_of(module) is not None:
+        if any(_is_layer(one) and _number_of(one) is not None for one in module.modules()):
             continue
         if isinstance(module, nn.ModuleList | nn.ModuleDict):
             yield name, f"a {type(module).__name__} of modules: its block calls them one by one; see zeroth.nn.MoE"
