@@ -5,6 +5,7 @@
 #include <zeroth/base/error.h>
 #include <zeroth/base/text.h>
 #include <zeroth/libtorch/collectives.h>
+#include <zeroth/libtorch/router.h>
 #include <zeroth/libtorch/same_tensors.h>
 #include <zeroth/parallel/slices.h>
 
@@ -158,20 +159,49 @@ void MlpImpl::share(const RankGroup& group) {
   down_->share_inputs(group);
 }
 
+MoeImpl::MoeImpl(const ModelOptions& options)
+    : choices_(options.choices),
+      down_deviation_(residual_deviation(options.layers)),
+      router_(register_module("router", Projection(options.d_model, options.experts, kDeviation, options.dtype))),
+      experts_(register_module(
+          "experts",
+          zeroth::libtorch::GatedExperts(
+              torch::empty({options.experts, 2 * hidden_width(options.d_model), options.d_model}, options.dtype),
+              torch::empty({options.experts, options.d_model, hidden_width(options.d_model)}, options.dtype)))) {}
+
+torch::Tensor MoeImpl::forward(const torch::Tensor& x_BTD) {
+  const torch::Tensor x = x_BTD.flatten(0, 1);
+  const zeroth::libtorch::Routing routing = zeroth::libtorch::route(router_->forward(x), {.choices = choices_});
+  return experts_->forward(x, routing.experts, routing.weights).view_as(x_BTD);
+}
+
+void MoeImpl::fill_experts(std::uint64_t seed, const std::string& name) {
+  fill(experts_->gate_up, key_of(seed, zeroth::digest64(name + ".experts.gate_up")), kDeviation);
+  fill(experts_->down, key_of(seed, zeroth::digest64(name + ".experts.down")), down_deviation_);
+}
+
 BlockImpl::BlockImpl(const ModelOptions& options, std::shared_ptr<const Rotary> rotary)
     : attention_norm_(register_module("attention_norm", RmsNorm(options.d_model, options.dtype))),
       attention_(register_module("attention", Attention(options, std::move(rotary)))),
-      mlp_norm_(register_module("mlp_norm", RmsNorm(options.d_model, options.dtype))),
-      mlp_(register_module("mlp", Mlp(options))) {}
+      mlp_norm_(register_module("mlp_norm", RmsNorm(options.d_model, options.dtype))) {
+  if (options.experts > 0) {
+    moe_ = register_module("moe", Moe(options));
+  } else {
+    mlp_ = register_module("mlp", Mlp(options));
+  }
+}
 
 torch::Tensor BlockImpl::forward(const torch::Tensor& x_BTD) {
   const torch::Tensor h_BTD = x_BTD + attention_->forward(attention_norm_->forward(x_BTD));
-  return h_BTD + mlp_->forward(mlp_norm_->forward(h_BTD));
+  const torch::Tensor normed_BTD = mlp_norm_->forward(h_BTD);
+  return h_BTD + (moe_ ? moe_->forward(normed_BTD) : mlp_->forward(normed_BTD));
 }
 
 void BlockImpl::share(const RankGroup& group) {
   attention_->share(group);
-  mlp_->share(group);
+  if (mlp_) {
+    mlp_->share(group);
+  }
 }
 
 GptImpl::GptImpl(const ModelOptions& options) : options_(options), last_norm_(RmsNorm(options.d_model, options.dtype)) {
@@ -188,7 +218,11 @@ GptImpl::GptImpl(const ModelOptions& options) : options_(options), last_norm_(Rm
   };
   for (std::int64_t i = 0; i < options.layers; ++i) {
     Block block(options, rotary);
-    block->apply(fill_projection, "blocks." + std::to_string(i));
+    const std::string name = "blocks." + std::to_string(i);
+    block->apply(fill_projection, name);
+    if (block->moe()) {
+      block->moe()->fill_experts(options.seed, name + ".moe");
+    }
     units_.emplace_back(std::move(block));
     blocks_->push_back(units_.back());
   }
@@ -238,6 +272,17 @@ void GptImpl::share_sequence(const RankGroup& group) {
   sequence_ = std::make_shared<SharedSequence>(SharedSequence{.group = group});
   for (auto& unit : units_) {
     unit->inner()->share_sequence(sequence_);
+  }
+}
+
+void GptImpl::share_experts(const RankGroup& group) {
+  require_same_weights(group, "experts");
+  for (auto& unit : units_) {
+    ZR_CHECK(unit->inner()->moe(), zeroth::ErrorCode::kUsage, "the model has no experts that ranks could share",
+             {.where = "zeroth-gpt --mesh",
+              .which = "ep=" + std::to_string(group.size()),
+              .expected = "--experts " + std::to_string(group.size()) + " or more"});
+    unit->inner()->moe()->share_experts(group);
   }
 }
 

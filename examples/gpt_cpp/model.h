@@ -3,10 +3,12 @@
 // Shape letters: B batch, T sequence, D model width, N heads, H head width (D / N), F hidden width of the
 // MLP, V vocabulary. Every block is a Unit: the grain in which Zeroth gathers parameters and reduces
 // gradients. Embedding and last norm belong to the root unit. Ranks may share the matrices (Gpt::share()): N, F and V
-// are then this rank's.
+// are then this rank's. With experts (ModelOptions::experts) a token's MLP is the sum of its `choices`; ranks may have
+// other experts (Gpt::share_experts()).
 #pragma once
 
 #include <zeroth/libtorch/engine.h>
+#include <zeroth/libtorch/experts.h>
 #include <zeroth/libtorch/parameter_box.h>
 #include <zeroth/libtorch/pipeline_model.h>
 #include <zeroth/libtorch/rank_group.h>
@@ -29,8 +31,10 @@ struct ModelOptions {
   std::int64_t layers = 4;
   std::int64_t d_model = 256;
   std::int64_t heads = 4;
-  std::int64_t seq = 128;  ///< longest sequence
-  std::uint64_t seed = 0;  ///< of the initial values
+  std::int64_t seq = 128;    ///< longest sequence
+  std::int64_t experts = 0;  ///< of each block; 0: one MLP for all tokens
+  std::int64_t choices = 2;  ///< experts of a token
+  std::uint64_t seed = 0;    ///< of the initial values
   torch::Dtype dtype = torch::kFloat32;
 };
 
@@ -124,6 +128,23 @@ class MlpImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Mlp);
 
+/// A token's sum over the MLPs that the router chooses, of those of all experts.
+/// Ref: Jiang et al., "Mixtral of Experts", 2024, section 2.1.
+class MoeImpl : public torch::nn::Module {
+ public:
+  explicit MoeImpl(const ModelOptions& options);
+  torch::Tensor forward(const torch::Tensor& x_BTD);
+  void fill_experts(std::uint64_t seed, const std::string& name);
+  void share_experts(const zeroth::libtorch::RankGroup& group) { experts_->share(group); }
+
+ private:
+  std::int64_t choices_;
+  double down_deviation_;
+  Projection router_;
+  zeroth::libtorch::GatedExperts experts_;
+};
+TORCH_MODULE(Moe);
+
 class BlockImpl : public torch::nn::Module {
  public:
   BlockImpl(const ModelOptions& options, std::shared_ptr<const Rotary> rotary);
@@ -132,12 +153,14 @@ class BlockImpl : public torch::nn::Module {
   void share_sequence(std::shared_ptr<const SharedSequence> sequence) {
     attention_->share_sequence(std::move(sequence));
   }
+  [[nodiscard]] Moe& moe() { return moe_; }  ///< null without experts
 
  private:
   RmsNorm attention_norm_;
   Attention attention_;
   RmsNorm mlp_norm_;
-  Mlp mlp_;
+  Mlp mlp_{nullptr};  // this one or the next
+  Moe moe_{nullptr};
 };
 TORCH_MODULE(Block);
 
@@ -162,6 +185,10 @@ class GptImpl : public torch::nn::Module, public zeroth::libtorch::SplitModule {
   /// rank's part: zeroth.mesh.sp has the engine add them up. After share(), before the engine is made. Throws, with
   /// nothing changed, kUsage for more ranks than heads or tokens, and kMismatch for ranks with other weights.
   void share_sequence(const zeroth::libtorch::RankGroup& group);
+  /// The group's ranks, along the mesh's axis ep, share the experts of a model that they have alike: each keeps its
+  /// own, and tokens of all of them travel to it. Before the engine is made. Throws kUsage for fewer experts than
+  /// ranks, and kMismatch for ranks with other weights.
+  void share_experts(const zeroth::libtorch::RankGroup& group);
   /// The model for the stages of a pipeline: embedding, blocks, head with the embedding's weights. After share() and
   /// share_sequence(). A micro-batch has the inputs {x} and the targets {y}, or none for the logits. The model must
   /// outlive the layers.

@@ -26,6 +26,10 @@ void add_model_arguments(CLI::App& app, Options& options) {
   const auto size = CLI::Range(std::int64_t{1}, std::int64_t{1} << 20);
   app.add_option("--layers", options.layers, "transformer blocks")->check(size)->capture_default_str();
   app.add_option("--d-model", options.d_model, "model width")->check(size)->capture_default_str();
+  app.add_option("--experts", options.experts, "MLPs of each block, of which a token goes to a few; 0: one for all")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--choices", options.choices, "experts of a token")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--heads", options.heads, "attention heads; 0: d-model / 64")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
@@ -86,7 +90,8 @@ void add_engine_arguments(CLI::App& app, Options& options, std::string& mesh) {
   app.add_option(
       "--mesh", mesh,
       "the ranks as a grid, say \"dp=2,tp=2\": tp neighbours share the matrices of each layer, sp ranks each "
-      "sequence, pp ranks the layers, and have one batch; with pp a step has --accumulate micro-batches (default: dp "
+      "sequence, pp ranks the layers, and have one batch; ep ranks have other experts; with pp a step has --accumulate "
+      "micro-batches (default: dp "
       "alone)");
   app.add_option("--batch", options.batch, "sequences per rank and micro-step (default 8)")->check(CLI::PositiveNumber);
   app.add_option("--accumulate", options.accumulate, "micro-steps of a step (default 1)")->check(CLI::PositiveNumber);
@@ -132,9 +137,10 @@ std::map<std::string, int> read_mesh(const std::string& text) {
     int size = 0;
     const auto [stop, error] = std::from_chars(digits, last, size);
     const bool is_size = error == std::errc() && stop == last && size >= 1 && size <= kMost;
-    const bool is_axis = name == "pp" || name == "dp" || name == "sp" || name == "tp";
+    const bool is_axis = name == "pp" || name == "dp" || name == "ep" || name == "sp" || name == "tp";
     if (!is_axis || !is_size || !axes.emplace(name, size).second) {
-      usage_error("a mesh is a list of the axes pp, dp, sp and tp with their sizes, as \"dp=2,tp=2\"", "--mesh", text);
+      usage_error("a mesh is a list of the axes pp, dp, ep, sp and tp with their sizes, as \"dp=2,tp=2\"", "--mesh",
+                  text);
     }
     begin = end + 1;
   }
@@ -148,6 +154,10 @@ void check_combinations(Options& options) {
   if (options.d_model % options.heads != 0 || options.d_model / options.heads % 2 != 0) {
     usage_error("the width does not divide into heads of an even width (rotary positions turn pairs)", "--heads",
                 fmt::format("--d-model {} --heads {}", options.d_model, options.heads));
+  }
+  if (options.experts > 0 && options.choices > options.experts) {
+    usage_error("a token cannot have more experts than there are", "--choices",
+                fmt::format("--experts {} --choices {}", options.experts, options.choices));
   }
   const bool has_target = options.target_bigram || options.target_loss.has_value();
   if (options.eval_windows == 0 && (has_target || options.eval_every > 0)) {

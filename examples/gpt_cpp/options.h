@@ -19,7 +19,9 @@ namespace gpt {
 struct Options {
   std::int64_t layers = 4;
   std::int64_t d_model = 256;
-  std::int64_t heads = 0;  ///< 0: one head for every 64 of the width
+  std::int64_t heads = 0;    ///< 0: one head for every 64 of the width
+  std::int64_t experts = 0;  ///< MLPs of each block, of which a token has `choices`; 0: one for all
+  std::int64_t choices = 2;
   std::int64_t seq = 128;
 
   CorpusOptions corpus{};
@@ -48,7 +50,7 @@ struct Options {
 
   // Arguments that override the configuration file.
   std::optional<int> zero_stage{};
-  std::map<std::string, int> mesh{};  ///< sizes of axes: "pp", "dp", "sp", "tp"
+  std::map<std::string, int> mesh{};  ///< sizes of axes: "pp", "dp", "ep", "sp", "tp"
   std::optional<std::int64_t> batch{};
   std::optional<std::int64_t> accumulate{};
   std::optional<double> lr{};

@@ -204,8 +204,10 @@ Settings make_settings(const Options& options, int world_size) {
   if (!options.clip) {
     overrides.fallback(kClip, 1.0);
   }
-  const zeroth::MeshPlace place(find_mesh(world_size, overrides), 0, world_size);
-  const int data_ranks = place.size("dp");
+  const zeroth::MeshSpec mesh = find_mesh(world_size, overrides);
+  const zeroth::MeshPlace place(mesh, 0, world_size);
+  const bool has_experts = std::ranges::any_of(mesh.axes, [](const auto& axis) { return axis.name == "ep"; });
+  const int data_ranks = place.size("dp") * (has_experts ? place.size("ep") : 1);
   merge_batch(options, data_ranks, overrides);
 
   Settings settings;

@@ -69,6 +69,8 @@ Gpt make_model(const Options& options, const Settings& settings, const zeroth::W
                          .d_model = options.d_model,
                          .heads = options.heads,
                          .seq = options.seq,
+                         .experts = options.experts,
+                         .choices = options.choices,
                          .seed = options.seed,
                          .dtype = dtype == "fp64" ? torch::kFloat64 : torch::kFloat32});
   if (dtype == "bf16" || dtype == "fp16") {
@@ -83,8 +85,11 @@ Gpt make_model(const Options& options, const Settings& settings, const zeroth::W
                         .expected = "1",
                         .got = std::to_string(settings.config.mesh.rows)});
   const zeroth::MeshSpec axes = zeroth::mesh_of(settings.config, world.size());
-  if (settings.config.mesh.sp > 1 || settings.config.mesh.tp > 1) {
+  if (settings.config.mesh.ep > 1 || settings.config.mesh.sp > 1 || settings.config.mesh.tp > 1) {
     const zeroth::Mesh mesh = world.mesh(axes, zeroth::make_comm_options(settings.config, world.size()));
+    if (settings.config.mesh.ep > 1) {
+      model->share_experts(zeroth::libtorch::RankGroup(mesh.axis("ep")));
+    }
     if (mesh.size("tp") > 1) {
       model->share(zeroth::libtorch::RankGroup(mesh.axis("tp")));
     }
@@ -97,7 +102,9 @@ Gpt make_model(const Options& options, const Settings& settings, const zeroth::W
 
 int data_rank_of(const Settings& settings, const zeroth::World& world) {
   const zeroth::MeshSpec axes = zeroth::mesh_of(settings.config, world.size());
-  return zeroth::MeshPlace(axes, world.rank(), world.size()).coordinate("dp");
+  const zeroth::MeshPlace place(axes, world.rank(), world.size());
+  const int ep = settings.config.mesh.ep;
+  return place.coordinate("dp") * ep + (ep > 1 ? place.coordinate("ep") : 0);
 }
 
 NamedBytes by_name(const zeroth::MemorySnapshot& snapshot) {

@@ -122,11 +122,7 @@ void bind_core(py::module_& module) {
       .def(
           "batch_sizes",
           [](const Config& config, int world) {
-            std::int64_t data_ranks = 1;
-            for (const MeshAxis& axis : mesh_of(config, world).axes) {
-              if (axis.name == "dp") data_ranks = axis.size;
-            }
-            const BatchSizes sizes = config.resolve(data_ranks);
+            const BatchSizes sizes = config.resolve(data_ranks_of(config, world));
             py::dict named;
             named["train_batch_size"] = sizes.train;
             named["train_micro_batch_size_per_gpu"] = sizes.micro;

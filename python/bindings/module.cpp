@@ -10,6 +10,7 @@ PYBIND11_MODULE(_C, module) {
   zeroth::python::bind_checkpoint(module);
   zeroth::python::bind_comm(module);
   zeroth::python::bind_engine(module);
+  zeroth::python::bind_experts(module);
   zeroth::python::bind_host_table(module);
   zeroth::python::bind_parallel(module);
   zeroth::python::bind_pipeline(module);

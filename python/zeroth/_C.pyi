@@ -1,7 +1,7 @@
 """C++ side of zeroth. Bytes are bytes of this rank; names of states are those of docs/configuration.md."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -601,6 +601,76 @@ def all_to_all(
     """Slice r of split_dim goes to rank r; what comes is joined along concat_dim in rank order. split_sizes: of the slices for each rank,
     else slice_sizes(). concat_sizes: along concat_dim of what comes from each rank, else as if all had x's shape. With one dim for both,
     sizes may be any that ranks have told each other, and then both are needed. The gradient is the reverse call."""
+
+class TokenExchange:
+    """The way of one batch of tokens to their experts and back. experts: [T, k] of int64 or int32, -1 for none. Rank r of the group has
+    slice r of slice_sizes(num_experts, ranks). All ranks of the group make the same calls in the same order; T may differ, and be 0."""
+
+    def __init__(self, experts: torch.Tensor, num_experts: int, group: Communicator) -> None: ...
+    def send(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, D] -> [R, D]: rows of this rank's experts, expert by expert, and for each by rank and token."""
+    def bring(self, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """y [R, D'] in the order of send(), weights [T, k] -> [T, D']: the weighted sum over a token's choices, in their order."""
+    @property
+    def rows(self) -> list[int]:
+        """Of each own expert; their sum is R."""
+    @property
+    def expert_of_row(self) -> torch.Tensor:
+        """[R] of int64: the number of a row's expert among this rank's."""
+    @property
+    def chosen(self) -> list[int]:
+        """Choices of this rank's tokens, for each expert of the layer."""
+
+class ExpertLoad:
+    """How the tokens of a step spread over the experts of one layer, on all ranks with tokens of their own."""
+
+    def __init__(self, num_experts: int) -> None: ...
+    def begin_step(self) -> None:
+        """Forgets the micro-batches so far."""
+    def add(self, experts: torch.Tensor, groups: Iterable[Communicator]) -> None:
+        """Adds a micro-batch: its choices [T, k] before any was dropped. `groups`: ranks with other tokens, axis by axis; all of them make
+        the call, with one sum of E + 1 numbers an axis. Blocks."""
+    def balance_loss(self, scores: torch.Tensor) -> torch.Tensor:
+        """E sum_i f_i p_i: f_i, the part of all choices so far that are expert i's, over all ranks; p_i, its mean score [T, E] in the last
+        micro-batch. The mean over ranks is the loss. f has no gradient."""
+    @property
+    def chosen(self) -> list[int]:
+        """Choices of each expert in the step so far, over all ranks."""
+    @property
+    def tokens(self) -> int:
+        """Of the last micro-batch, over all ranks."""
+
+def route(
+    logits: torch.Tensor,
+    choices: int,
+    *,
+    score: str = "softmax",
+    renormalize: bool = True,
+    scale: float = 1.0,
+    bias: torch.Tensor | None = None,
+    groups: int = 1,
+    groups_kept: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """experts [T, k] of int64, weights [T, k] and scores [T, E] of logits [T, E]. `score`: "softmax", "sigmoid". `bias` [E]: added for the
+    choice only. `groups`: equal blocks of experts, of which the `groups_kept` best are chosen from. Of equal scores the lower number."""
+
+def expert_capacity(tokens: int, num_experts: int, choices: int, factor: float, least: int) -> int:
+    """max(least, ceil(factor choices tokens / num_experts))"""
+
+def keep_within(
+    experts: torch.Tensor, weights: torch.Tensor, num_experts: int, capacity: int, by: str = "position", seed: int = 0
+) -> torch.Tensor:
+    """experts [T, k] with -1 for choices beyond `capacity` of an expert. `by`: "position" keeps the first choices of all tokens before the
+    second ones, "weight" the greatest weights [T, k], "draw" a draw from the seed."""
+
+def router_z_loss(logits: torch.Tensor) -> torch.Tensor:
+    """The mean over tokens of logsumexp(logits)^2; logits [T, E]."""
+
+def grouped_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rows: Sequence[int]
+) -> torch.Tensor:
+    """x [R, in], its first rows[0] rows times the matrix of expert 0, and so on: [R, out]. weight [experts, out, in], bias [experts, out].
+    Experts without rows have a gradient of zeros. It has no gradient of its gradient."""
 
 def gathered_linear(
     x: torch.Tensor,

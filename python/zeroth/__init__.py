@@ -31,6 +31,7 @@ from zeroth._C import (
 from zeroth._config import Config, ConfigOverride
 from zeroth._deferred import deferred
 from zeroth._engine import Engine, initialize
+from zeroth._expert_use import ExpertUse
 from zeroth._host_table import HostTable, HostTableTraffic
 from zeroth._local import LocalUpdates, local_updates
 from zeroth._pretrained import load_pretrained
@@ -39,7 +40,7 @@ from zeroth._state import Loaded
 from zeroth._tier_plan import TierBytes, TierPlan, plan_tiers
 from zeroth._tiled import TiledEmbedding, TiledLinear, tile, tiled_state_dict, untile, untiled_state_dict
 from zeroth._units import Unit, units
-from zeroth.parallel import parallelize
+from zeroth.parallel import experts, parallelize
 from zeroth.pipe.pipeline import pipeline
 
 __version__ = _preflight.VERSION
@@ -58,6 +59,7 @@ __all__ = [
     "ConfigOverride",
     "Engine",
     "Error",
+    "ExpertUse",
     "FirstOffender",
     "HostTable",
     "HostTableTraffic",
@@ -82,6 +84,7 @@ __all__ = [
     "World",
     "__version__",
     "deferred",
+    "experts",
     "initialize",
     "load_pretrained",
     "local_updates",

@@ -28,6 +28,7 @@ from zeroth import (
     _doors,
     _elsewhere,
     _ending,
+    _expert_use,
     _folders,
     _given,
     _guards,
@@ -140,6 +141,7 @@ class Engine:
         settings = _with_rows(model, _of_layer_list(model, to_config(config), world), world)
         announce = log_level in ("debug", "info")
         _parallelize(model, settings, world, announce)
+        self._has_experts = _place_experts(model, settings, world)
         images = _split_images(model, settings, world, announce)
         pipelined = _pipelined(model, settings, world, announce)
         if units is not None:
@@ -553,6 +555,8 @@ class Engine:
     def _stepped(self, result: _C.StepResult) -> _C.StepResult:
         if result.boundary:
             self._steps = result.step
+            if self._has_experts:
+                _expert_use.begin_step(self._model)
             torch.clear_autocast_cache()  # it holds casts of the old values
         if result.committed and self._stepping is not None:
             self._stepping.step()
@@ -739,6 +743,11 @@ class Engine:
     def steps(self) -> int:
         """Number of committed updates so far."""
         return self._steps
+
+    def moe_report(self) -> list[_expert_use.ExpertUse]:
+        """Of each layer of experts that ranks along ep share, and of each zeroth.nn.MoE: which experts this rank's
+        tokens chose in the last forward, how many rows came to this rank's experts, and what was dropped. Local."""
+        return _expert_use.report(self._model)
 
     def memory_report(self) -> _C.MemoryReport:
         """Memory of this rank in bytes, by state: planned, and measured at the peak. Local; reads smaps, so it is
@@ -1164,12 +1173,24 @@ def _parallelize(model: nn.Module, config: _C.Config, world: _C.World, announce:
     axes = config.mesh(world.size)
     if "pp" in axes:
         return  # zeroth.pipeline() does it, after it has looked at the whole model
-    if (axes["tp"] > 1 or axes["sp"] > 1) and not _boxes.is_split(model):
+    if (axes["tp"] > 1 or axes["sp"] > 1 or axes.get("ep", 1) > 1) and not _boxes.is_split(model):
         from zeroth.parallel.parallelize import parallelize  # it needs what this module needs
 
         done = parallelize(model, config, world=world)
         if announce and world.rank == 0:
             print(done, file=sys.stderr, flush=True)
+
+
+def _place_experts(model: nn.Module, config: _C.Config, world: _C.World) -> bool:
+    """Whether there are layers of zeroth.nn.MoE. Their balance is over all ranks that have other tokens."""
+    from zeroth.nn.moe import MoE  # it needs what this module needs
+
+    layers = [module for module in model.modules() if isinstance(module, MoE)]
+    if layers and world.size > 1:
+        mesh = world.mesh(config.mesh(world.size), config)
+        for layer in layers:
+            layer.balance_over(mesh)
+    return bool(layers)
 
 
 def _with_rows(model: nn.Module, config: _C.Config, world: _C.World) -> _C.Config:

@@ -115,19 +115,20 @@ GroupHyper group_hyper(const Config& config) {
 }
 
 MeshSpec mesh_of(const Config& config, int world) {
+  const int ep = config.mesh.ep;
   const int rows = config.mesh.rows;
   const int sp = config.mesh.sp;
   const int tp = std::max(1, config.mesh.tp);
   const int pp = config.mesh.pp;
   const std::string others =
-      (pp > 1 ? "pp=" + std::to_string(pp) + ", " : "") + "sp=" + std::to_string(sp) + ", tp=" + std::to_string(tp);
-  ZR_CHECK(rows == 1 || (pp == 1 && sp == 1 && tp == 1), ErrorCode::kConfig,
+      (pp > 1 ? "pp=" + std::to_string(pp) + ", " : "") + (ep > 1 ? "ep=" + std::to_string(ep) + ", " : "") + "sp=" + std::to_string(sp) + ", tp=" + std::to_string(tp);
+  ZR_CHECK(rows == 1 || (pp == 1 && ep == 1 && sp == 1 && tp == 1), ErrorCode::kConfig,
            "ranks that share images share nothing else",
            {.where = "engine.settings",
             .which = "/zeroth/mesh/rows = " + std::to_string(rows),
-            .expected = "pp=1, sp=1 and tp=1",
+            .expected = "pp=1, ep=1, sp=1 and tp=1",
             .got = others});
-  const std::int64_t inner = std::int64_t{pp} * rows * sp * tp;
+  const std::int64_t inner = std::int64_t{pp} * ep * rows * sp * tp;
   const std::int64_t dp = config.mesh.dp > 0 ? config.mesh.dp : world / inner;
   const bool left = config.mesh.dp == 0;
   ZR_CHECK(
@@ -139,13 +140,18 @@ MeshSpec mesh_of(const Config& config, int world) {
        .got = std::to_string(world),
        .hint = left ? "" : "without dp it is what the other axes leave"});
   MeshSpec mesh{{{.name = "dp", .size = static_cast<int>(dp)}, {.name = "sp", .size = sp}, {.name = "tp", .size = tp}}};
+  if (ep > 1) mesh.axes.insert(mesh.axes.begin() + 1, {.name = std::string(kExpertAxis), .size = ep});
   if (rows > 1) mesh.axes.insert(mesh.axes.begin() + 1, {.name = "rows", .size = rows});
   if (pp > 1) mesh.axes.insert(mesh.axes.begin(), {.name = std::string(kPipelineAxis), .size = pp});
   return mesh;
 }
 
+int data_ranks_of(const Config& config, int world) {
+  return MeshPlace(mesh_of(config, world), 0, world).size("dp") * config.mesh.ep;
+}
+
 int micro_steps_of(const Config& config, int world) {
-  const int data_ranks = MeshPlace(mesh_of(config, world), 0, world).size("dp");
+  const int data_ranks = data_ranks_of(config, world);
   config.require_data_ranks(data_ranks);
   // Without any batch size in the document there is one micro-step; else the sizes must fit the world.
   const bool sized = config.train_batch_size || config.train_micro_batch_size_per_gpu;
@@ -178,14 +184,18 @@ EngineSettings make_settings(const Config& config, RankCount ranks, std::vector<
                      .file_bytes = static_cast<std::uint64_t>(config.budget.file_bytes)};
   if (config.mesh.splits_models()) {
     settings.plan.axes = {"dp", "sp"};
-    if (config.mesh.rows > 1) settings.plan.axes.insert(settings.plan.axes.begin() + 1, "rows");
     settings.mesh = mesh;
     settings.batch_axes = {"dp"};
+    if (config.mesh.rows > 1) settings.plan.axes.insert(settings.plan.axes.begin() + 1, "rows");
+    if (config.mesh.ep > 1) {
+      settings.plan.axes.insert(settings.plan.axes.begin() + 1, std::string(kExpertAxis));
+      settings.batch_axes.emplace_back(kExpertAxis);
+    }
   }
   // A pipeline has other micro-batches between a forward and its backward: nothing is kept in between, or all of it for
   // the whole step.
   if (config.mesh.pp > 1) settings.plan.reshard = keeps_parameters(config) ? Reshard::kStep : Reshard::kAll;
-  (void)settings.plan.degrees(place.size("dp") * config.mesh.rows *
+  (void)settings.plan.degrees(place.size("dp") * config.mesh.ep * config.mesh.rows *
                               place.size("sp"));  // an error now, and not in the engine
   settings.micro_steps = micro_steps_of(config, ranks.world);
   settings.gradient_clipping = config.gradient_clipping;

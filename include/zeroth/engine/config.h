@@ -100,6 +100,7 @@ struct ZeroConfig {
 struct MeshConfig {
   int pp = 1;                       ///< stages of a pipeline: ranks that have other layers
   int dp = 0;                       ///< ranks with batches of their own; 0: all that the other axes leave
+  int ep = 1;                       ///< ranks with batches and with experts of their own
   int rows = 1;                     ///< ranks that share each image: its rows
   int sp = 1;                       ///< ranks that share a sequence
   int tp = 1;                       ///< ranks that share the matrices of a layer
@@ -109,7 +110,7 @@ struct MeshConfig {
   std::string norms = "whole";      ///< "split": along tp, norms work on slices of the sequence
   std::string verify = "untested";  ///< which split models are compared with the whole: "untested", "always", "never"
   /// Any axis beside dp is there.
-  [[nodiscard]] bool splits_models() const { return pp > 1 || rows > 1 || sp > 1 || tp > 1; }
+  [[nodiscard]] bool splits_models() const { return pp > 1 || ep > 1 || rows > 1 || sp > 1 || tp > 1; }
 };
 
 /// Section "zeroth.pipeline".

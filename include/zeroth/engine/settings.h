@@ -18,9 +18,12 @@ struct RankCount {
   int on_host = 1;  ///< ranks that share this rank's processors
 };
 
-/// The axes of the configuration's mesh: pp, if there are several stages, dp, rows, if ranks share images, sp and tp;
-/// dp from the number of ranks. Throws kConfig if they do not multiply to it.
+/// The axes of the configuration's mesh: pp, if there are several stages, dp, ep, if ranks have other experts, rows, if
+/// ranks share images, sp and tp; dp from the number of ranks. Throws kConfig if they do not multiply to it.
 [[nodiscard]] MeshSpec mesh_of(const Config& config, int world);
+
+/// Ranks with batches of their own: dp x ep. Throws the errors of mesh_of().
+[[nodiscard]] int data_ranks_of(const Config& config, int world);
 
 /// Micro-steps of a step: gradient_accumulation_steps, or what the batch sizes leave. Throws the errors of mesh_of()
 /// and Config::resolve().

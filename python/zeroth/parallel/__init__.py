@@ -24,6 +24,7 @@ from zeroth._C import (
 from zeroth.parallel.batch_plan import BatchPlan, Work, group_sizes, plan_batch
 from zeroth.parallel.cut_batch import cut_batch, shifted_labels, whole_batch
 from zeroth.parallel.cuts import part_range, part_sizes, sequence_indices, sequence_sizes
+from zeroth.parallel.experts import ExpertLayer, Experts, experts
 from zeroth.parallel.grid import grid_attention
 from zeroth.parallel.halo import fetch_rows, halo_exchange, heights_of, received_rows
 from zeroth.parallel.heads import HeadSplit, split_heads
@@ -65,6 +66,8 @@ __all__ = [
     "Broadcast",
     "ColumnLinear",
     "Cut",
+    "ExpertLayer",
+    "Experts",
     "GridCost",
     "HeadSplit",
     "ImageLayer",
@@ -101,6 +104,7 @@ __all__ = [
     "cut_batch",
     "documents_of",
     "documents_of_boundaries",
+    "experts",
     "fetch_rows",
     "find_plan",
     "gather_from_group",

@@ -12,6 +12,7 @@ from torch import nn
 from zeroth import _C, _boxes, _deferred
 from zeroth._config import ConfigLike, to_config
 from zeroth.parallel._refuse import refuse
+from zeroth.parallel.experts import Experts, experts
 from zeroth.parallel.norm_plan import NormPlan, find_norm_plan
 from zeroth.parallel.norm_split import SplitNorms
 from zeroth.parallel.sample import require_same
@@ -47,6 +48,7 @@ class Parallel:
         sequence: SplitModel | None,
         norms: NormPlan | None = None,
         verification: Verification | None = None,
+        experts: Experts | None = None,
     ) -> None:
         self.model = model
         self.mesh = mesh
@@ -58,6 +60,8 @@ class Parallel:
         """where tp ranks work on slices of the sequence; None where norms are whole"""
         self.verification = verification
         """whether it computes what it computed before; None without tp and sp"""
+        self.experts = experts
+        """of ep; None without it"""
 
     def __str__(self) -> str:
         lines = ["mesh: " + " x ".join(f"{axis}={size}" for axis, size in self.mesh.sizes.items())]
@@ -67,6 +71,8 @@ class Parallel:
             lines.append(f"slices of the sequence from {self.norms.first} to {self.norms.last}")
         if self.sequence is not None:
             lines.append(f"sequences over {self.mesh.size('sp')} ranks: {self.sequence.binding.method}")
+        if self.experts is not None:
+            lines.append(str(self.experts))
         if self.verification is not None:
             lines.append(str(self.verification))
         return "\n".join(lines)
@@ -85,7 +91,8 @@ def parallelize(
     norms: Literal["whole", "split"] | None = None,
     verify: Mapping[str, Any] | Literal["untested", "always", "never"] | None = None,
 ) -> Parallel:
-    """Splits a model in place for the mesh of the configuration: its matrices over tp, its sequences over sp.
+    """Splits a model in place for the mesh of the configuration: its matrices over tp, its sequences over sp, its
+    experts over ep.
     zeroth.Engine does it for a model that is not split yet; call it before for another plan, or to see it:
     print(zeroth.parallelize(...)).
 
@@ -99,6 +106,7 @@ def parallelize(
     same (Korthikanti et al. 2022). For decoders and encoders of one list of blocks; output.hidden_states are slices.
     sp: see split_sequence(); `method` and `order` as there. A grid has `ulysses` ranks inside, 0: the largest divisor
     of sp below it; the others are in the ring.
+    ep: see zeroth.experts().
     `verify`: whether the first forward compares the model with what it was before, layer by layer: "untested" where
     it has code of no family that the tests cover, or layers have roles that were chosen here, "always", "never". A
     layer that differs is an Error MODEL of that forward, on all ranks, with its name and what to do. It costs a few
@@ -139,6 +147,7 @@ def parallelize(
     )
     mesh = world.mesh(axes, settings)
     expected = None if sample is None else outputs_of(model, sample)
+    of_experts = experts(model, mesh) if axes.get("ep", 1) > 1 else None
     shared = undo = split_norms = None
     if found is not None:
         tp = mesh.axis("tp")
@@ -172,7 +181,7 @@ def parallelize(
     elif shared is not None or sequence is not None:
         verification = Verification(model, choice, world, mesh, undo, sequence, split_norms)
     _boxes.mark(model, _boxes.Split(world, axes, mesh, verification=verification))
-    return Parallel(model, mesh, found, sequence, slices, verification)
+    return Parallel(model, mesh, found, sequence, slices, verification, of_experts)
 
 
 class _TensorSplit:

@@ -587,7 +587,13 @@ constexpr std::array kKeys{
     bind<&Config::mesh, &MeshConfig::dp>({.pointer = "/zeroth/mesh/dp",
                                           .kind = KeyKind::kInteger,
                                           .text = "Ranks with batches of their own; 0: all that the others leave. The "
-                                                  "mesh's axes are pp, dp, rows, sp, tp, from outer to inner."}),
+                                                  "mesh's axes are pp, dp, ep, rows, sp, tp, from outer to inner."}),
+    bind<&Config::mesh, &MeshConfig::ep>(
+        {.pointer = "/zeroth/mesh/ep",
+         .kind = KeyKind::kInteger,
+         .text = "Ranks with batches of their own, as along `dp`, and with other experts: a token travels to the ranks "
+                 "of its experts. Experts are sharded over dp and sp, all else over ep, too. Not beside `rows`.",
+         .lowest = 1}),
     bind<&Config::mesh, &MeshConfig::rows>(
         {.pointer = "/zeroth/mesh/rows",
          .kind = KeyKind::kInteger,

@@ -1,4 +1,5 @@
 #include "libtorch/parallel/group_call.h"
+#include "libtorch/parallel/parameter_slice.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/libtorch/tensor_parallel.h>
@@ -65,29 +66,6 @@ void require_linear(const at::Tensor& weight, const at::Tensor& bias, const Rank
   if (bias.defined() && (bias.dim() != 1 || bias.size(0) != weight.size(0)))
     refuse_layer(group, "bias", "this is not the bias of the weight", c10::str("[", weight.size(0), "]"),
                  c10::str(bias.sizes()));
-}
-
-/// Own slice of a dim, of each of its blocks, of memory of its own.
-at::Tensor part_of(const at::Tensor& whole, std::int64_t dim, SizeSpan sizes, const RankGroup& group, int parts = 1) {
-  const at::NoGradGuard no_gradient;
-  const OwnPart own = own_part(sizes, group.rank());
-  const at::Tensor blocks = whole.detach().unflatten(dim, {parts, sum_of_sizes(sizes)});
-  return blocks.narrow(dim + 1, own.begin, own.length).flatten(dim, dim + 1).clone(at::MemoryFormat::Contiguous);
-}
-
-/// The box of a parameter that is a slice of a dim, of each of its blocks.
-ParameterBox box_of(const at::Tensor& part, std::int64_t dim, SizeSpan sizes, const RankGroup& group,
-                    const std::string& axis, int parts = 1) {
-  ParameterBox box;
-  if (group.size() == 1) return box;
-  box.parts = parts;
-  box.parts_dim = static_cast<int>(dim);
-  box.logical_shape = part.sizes().vec();
-  box.logical_shape[static_cast<std::size_t>(dim)] = parts * sum_of_sizes(sizes);
-  box.offset.assign(box.logical_shape.size(), 0);
-  box.offset[static_cast<std::size_t>(dim)] = own_part(sizes, group.rank()).begin;
-  box.axes.distinct = axis;
-  return box;
 }
 
 void require_features(const at::Tensor& x, std::int64_t features, const RankGroup& group, const char* layer) {

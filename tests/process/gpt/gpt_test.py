@@ -179,6 +179,68 @@ class GptTest(unittest.TestCase):
                 self.assertAlmostEqual(final["validation_loss"], last["validation_loss"], delta=1e-12)
 
     @tier.both
+    def test_ranks_with_other_experts_are_like_ranks_with_all(self) -> None:
+        """Float64, through checkpoints of either. Between stages: the same bits."""
+        model = ["--experts", "4", "--dtype", "fp64", "--sample", "20"]
+        saved = ["--steps", "4", "--save-every", "2", "--checkpoints"]
+
+        def train(ranks: int, *arguments: str) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
+            steps, final = self.train(ranks, *model, *arguments)
+            measured = final["measured_bytes"]
+            measured["total"] -= measured["overflow"]  # where ranks are in each other's way, on few cores
+            measured["overflow"] = 0
+            self.assertEqual(final["planned_bytes"], measured)
+            self.assertEqual(final["wire_bytes"], final["wire_formula_bytes"])
+            return steps, final, self.output.partition("--- sample")[2].partition("--- end")[0]
+
+        def assert_like(got: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+            self.assertEqual([step["step"] for step in got], [step["step"] for step in expected])
+            for step, other in zip(got, expected, strict=True):
+                self.assertAlmostEqual(step["loss"], other["loss"], delta=1e-12)
+                self.assertAlmostEqual(step["grad_norm"], other["grad_norm"], delta=1e-11)
+
+        # By the number of data-parallel ranks: those have batches of their own.
+        whole = {4: train(4, *saved, str(self.folder / "whole"))}
+        if tier.LONG:
+            whole[2] = train(2, "--accumulate", "2", "--steps", "4")
+        expected, last, text = whole[4]
+        self.assertGreater(abs(expected[0]["loss"] - expected[-1]["loss"]), 1e-2, "there was something to learn")
+        every = [
+            ("ep=2,dp=2", 2),
+            ("ep=2,dp=2", 3),
+            ("ep=4", 3),
+            ("ep=2,dp=2", 0),
+            ("ep=2,dp=2", 1),
+            ("ep=4", 0),
+            ("ep=2,tp=2", 3),
+            ("ep=2,sp=2", 2),
+            ("pp=2,ep=2", 1),
+        ]
+        bits = {}
+        saved_by_four = None
+        for index, (mesh, stage) in enumerate(tier.rows(every, every[:2])):
+            data_ranks = 4 if mesh in ("ep=2,dp=2", "ep=4") else 2
+            path = self.folder / str(index)
+            arguments = ["--mesh", mesh, "--zero-stage", str(stage)]
+            arguments += [] if data_ranks == 4 else ["--accumulate", "2"]
+            with self.subTest(mesh=mesh, stage=stage):
+                steps, final, sample = train(4, *arguments, *saved, str(path))
+                assert_like(steps, whole[data_ranks][0])
+                self.assertAlmostEqual(final["validation_loss"], whole[data_ranks][1]["validation_loss"], delta=1e-12)
+                self.assertEqual(sample, whole[data_ranks][2])
+                self.assertEqual(final["parameters"], last["parameters"])
+                trace = [(step["loss_hex"], step["grad_norm"]) for step in steps]
+                self.assertEqual(bits.setdefault(mesh, trace), trace, "stages have other bits")
+                if data_ranks == 4:
+                    saved_by_four = path
+        assert saved_by_four is not None
+        for mesh, folder in (([], saved_by_four), (["--mesh", "ep=4"], self.folder / "whole")):
+            with self.subTest("goes on", mesh=mesh):
+                steps, final, _ = train(4, *mesh, "--steps", "4", "--resume", str(folder / "step-00000002"))
+                assert_like(steps, expected[2:])
+                self.assertAlmostEqual(final["validation_loss"], last["validation_loss"], delta=1e-12)
+
+    @tier.both
     def test_a_pipeline_with_one_micro_batch_has_the_bits_of_one_process(self) -> None:
         """Then both sums over the embedding's uses have two terms."""
         expected, last = self.train(1, "--steps", "3")

@@ -1,0 +1,107 @@
+// Experts: layers of which each token uses a few, on the ranks of a mesh's axis.
+//
+//   router    x [T, D] -> choices: experts [T, k], weights [T, k]
+//   send      rows of tokens go to the ranks of their experts, and lie there expert by expert: [R, D]
+//   compute   this rank's experts, each on its rows: [R, D'], grouped_linear()
+//   bring     results go back to the ranks of their tokens, which add them up: weights x results, in the order of the
+//             choices: [T, D']
+//
+// T: tokens of this rank, from 0, another number on each rank. E: experts of the layer. Rank r of the group has slice r
+// of slice_sizes(E, ranks). R: rows that came to this rank, from 0.
+//
+// An expert's gradient is that of the rows of all ranks of the group. So the group's axis is one of batches, along
+// which an expert's parameters are distinct: ParamAxes::distinct = kExpertAxis. Ranks have the same number of choices a
+// token, of experts, and the same dtype. All ranks of the group make the same calls in the same order; they block, and
+// throw what collectives.h says; other errors are kUsage with the argument.
+//
+// Bytes received by this rank in a forward: 8 E (P-1)/P of counts, then D elements for each row that comes from another
+// rank, and D' for each own row that went to one; in backward the same without the counts.
+//
+// Ref: Lepikhin et al., "GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding", 2020.
+// Gale et al., "MegaBlocks: Efficient Sparse Training with Mixture-of-Experts", 2022 (no capacity, no padding).
+#pragma once
+
+#include <zeroth/libtorch/parameter_box.h>
+#include <zeroth/libtorch/rank_group.h>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace zeroth::libtorch {
+
+/// The way of one batch of tokens to their experts and back. Keeps indices, no rows. Copies share nothing that changes.
+class TokenExchange {
+ public:
+  /// experts: [T, k] of int64 or int32, 0 .. num_experts - 1, or -1: no expert, the choice adds nothing. The ranks tell
+  /// each other how many rows each of their experts gets.
+  /// Without a group this rank has all experts, and no call is made.
+  TokenExchange(const at::Tensor& experts, std::int64_t num_experts, std::optional<RankGroup> group = {});
+
+  /// x: [T, D]. Returns [R, D]: expert by expert, and for each the tokens of rank 0, of rank 1, ..., in their order.
+  [[nodiscard]] at::Tensor send(const at::Tensor& x) const;
+  /// y: [R, D'] in the order of send(); weights: [T, k] floating. Returns [T, D'], of y's dtype.
+  [[nodiscard]] at::Tensor bring(const at::Tensor& y, const at::Tensor& weights) const;
+
+  /// Rows of each own expert, in order; their sum is R.
+  [[nodiscard]] const std::vector<std::int64_t>& rows() const { return rows_; }
+  /// [R] of int64: the number of a row's expert among this rank's.
+  [[nodiscard]] const at::Tensor& expert_of_row() const { return expert_of_row_; }
+  /// Of this rank's tokens, for each of the E experts.
+  [[nodiscard]] const std::vector<std::int64_t>& chosen() const { return chosen_; }
+
+ private:
+  void meet();  ///< ranks tell each other how many rows they send
+  [[nodiscard]] std::string who() const { return group_ ? group_->who() : ""; }
+  [[nodiscard]] int ranks() const { return group_ ? group_->size() : 1; }
+  std::optional<RankGroup> group_;
+  std::int64_t tokens_ = 0;
+  std::int64_t choices_ = 0;
+  std::vector<std::int64_t> chosen_{};
+  std::vector<std::int64_t> rows_{};
+  std::vector<std::int64_t> sent_{};   ///< rows to each rank
+  std::vector<std::int64_t> taken_{};  ///< rows from each rank
+  at::Tensor token_of_slot_{};         ///< [S]: rows in the order of their sending
+  at::Tensor slot_of_choice_{};        ///< [T k], 0 where there is no expert
+  at::Tensor is_routed_{};             ///< [T, k], undefined where all are
+  at::Tensor by_expert_{};             ///< [R]: of the rows as they come, in the order of experts
+  at::Tensor by_rank_{};               ///< [R]: the reverse
+  at::Tensor expert_of_row_{};
+};
+
+/// x [R, in], the first rows[0] of it times the matrix of expert 0, and so on: [R, out]. weight: [experts, out, in];
+/// bias: [experts, out] or undefined. Experts without rows get a gradient of zeros. It has no gradient of its gradient.
+[[nodiscard]] at::Tensor grouped_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                                        const std::vector<std::int64_t>& rows);
+
+/// Experts of the form down(silu(gate(x)) * up(x)). Ref: Shazeer, "GLU Variants Improve Transformer", 2020, eq. 6;
+/// Jiang et al., "Mixtral of Experts", 2024, section 2.1.
+class GatedExpertsImpl : public torch::nn::Module, public SplitModule {
+ public:
+  /// A whole layer: gate_up [E, 2 F, D], gate above up, and down [E, D, F]. Takes the tensors, without a gradient.
+  GatedExpertsImpl(const at::Tensor& gate_up, const at::Tensor& down);
+  /// The ranks of the group, along this axis of the mesh, share the experts of a layer that they have alike: each keeps
+  /// its own, in new tensors. Once, before the engine is made.
+  void share(const RankGroup& group, std::string axis = std::string(kExpertAxis));
+
+  /// x: [T, D]; experts, weights: [T, k], see TokenExchange. Returns [T, D].
+  [[nodiscard]] at::Tensor forward(const at::Tensor& x, const at::Tensor& experts, const at::Tensor& weights) const;
+  [[nodiscard]] std::vector<std::pair<std::string, ParameterBox>> boxes() const override;
+
+  at::Tensor gate_up{};  ///< [own experts, 2 F, D]
+  at::Tensor down{};     ///< [own experts, D, F]
+
+ private:
+  std::optional<RankGroup> group_{};
+  std::string axis_{};
+  std::int64_t num_experts_;
+};
+TORCH_MODULE(GatedExperts);
+
+}  // namespace zeroth::libtorch

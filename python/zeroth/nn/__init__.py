@@ -1,0 +1,16 @@
+"""Layers of experts: modules that a mesh's axis ep, or none, runs."""
+
+from zeroth._C import ExpertLoad, expert_capacity, grouped_linear, keep_within, route, router_z_loss
+from zeroth.nn.experts import Experts
+from zeroth.nn.moe import MoE
+
+__all__ = [
+    "ExpertLoad",
+    "Experts",
+    "MoE",
+    "expert_capacity",
+    "grouped_linear",
+    "keep_within",
+    "route",
+    "router_z_loss",
+]

@@ -1,0 +1,198 @@
+"""Experts of a model on the ranks of the mesh's axis ep: a token travels to the ranks of its experts."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from zeroth import _C, _expert_use
+from zeroth.parallel._refuse import refuse, who
+from zeroth.parallel.sample import require_same
+from zeroth.parallel.tensor import share
+from zeroth.parallel.tensor_cut import Cut
+
+__all__ = ["ExpertLayer", "Experts", "experts"]
+
+_WHERE = "parallel.experts"
+_PLACED = "_zeroth_experts"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ExpertLayer:
+    """A layer of experts that a model has."""
+
+    name: str
+    """of its module"""
+    module: nn.Module
+    num_experts: int
+    parameters: tuple[str, ...]
+    """with one block an expert along their first dimension"""
+    shared: tuple[str, ...]
+    """other parameters inside: the same for all experts"""
+
+    @property
+    def elements(self) -> int:
+        """Of the parameters of all experts."""
+        return sum(self.module.get_parameter(name).numel() for name in self.parameters)
+
+
+class Experts:
+    """What experts() found, and where it put them."""
+
+    def __init__(self, layers: list[ExpertLayer], others: list[tuple[str, str]], ranks: int) -> None:
+        self.layers = layers
+        self.others = others
+        """modules that look like experts and are left whole, and why"""
+        self.ranks = ranks
+
+    def __str__(self) -> str:
+        lines = []
+        for layer in self.layers:
+            sizes = _C.slice_sizes(layer.num_experts, self.ranks)
+            each = f"{sizes[0]}" if sizes[0] == sizes[-1] else f"{sizes[-1]} or {sizes[0]}"
+            lines.append(
+                f"experts {layer.name} ({type(layer.module).__name__}): {layer.num_experts}, {each} a rank of "
+                f"ep={self.ranks}: {', '.join(layer.parameters)}"
+            )
+        lines += [f"whole   {name}: {why}" for name, why in self.others]
+        return "\n".join(lines)
+
+
+def experts(model: nn.Module, mesh: _C.Mesh | None = None) -> Experts:
+    """Finds the layers of experts of a model; with a mesh that has an axis "ep" it puts them there, in place.
+
+    A layer of experts is a module with a forward(tokens [T, D], experts [T, k], weights [T, k]) and parameters whose
+    first dimension are its `num_experts`: those of transformers (Mixtral, Qwen-MoE, DeepSeek, OLMoE, GPT-OSS, ...) and
+    zeroth.nn.Experts. Each rank keeps its slice of slice_sizes(num_experts, ep) of every such parameter: the same
+    Parameter object, with its part for data. In a forward the rows of tokens go to the ranks of their experts, the
+    module's own code computes there, and the results come back; routers stay as they are. The sum is formed in the
+    order of a token's choices. Experts that no token chose have a gradient of zeros.
+
+    zeroth.Engine does it for a model and zeroth.mesh.ep > 1. Ranks along ep have batches, and so numbers of tokens, of
+    their own. All ranks build the model from the same seed.
+
+    Collective with a mesh. print(experts(model)) says what was found. Raises Error, before the model is changed: MODEL
+    if there is no layer of experts, or fewer experts than ranks; MISMATCH if ranks along ep have other weights."""
+    ranks = 1 if mesh is None or "ep" not in mesh.sizes else mesh.size("ep")
+    layers, others = list(_layers_of(model)), list(_others_of(model))
+    found = Experts(layers, others, ranks)
+    if mesh is None or ranks == 1:
+        return found
+    group = mesh.axis("ep")
+    if not layers:
+        refuse(
+            "the model has no experts that ranks could have",
+            where=_WHERE,
+            code="MODEL",
+            who=who(group),
+            which=f"/zeroth/mesh/ep = {ranks}, {type(model).__name__}",
+            expected="modules with num_experts, parameters [num_experts, ...] and forward(tokens, experts, weights)",
+            got="; ".join(f"{name}: {why}" for name, why in others),
+        )
+    for layer in layers:
+        if layer.num_experts < ranks:
+            refuse(
+                "some ranks would have no expert",
+                where=_WHERE,
+                code="MODEL",
+                who=who(group),
+                which=layer.name,
+                expected=f"{ranks} experts or more, one a rank of ep",
+                got=str(layer.num_experts),
+            )
+    require_same(
+        {
+            f"{layer.name}.{name}": parameter
+            for layer in layers
+            for name in layer.parameters
+            if not (parameter := layer.module.get_parameter(name)).is_meta
+        },
+        group,
+        where=_WHERE,
+        what="ranks that take experts of one model have other weights",
+        hint="build the model from the same seed on every rank: torch.manual_seed() before it is made",
+    )
+    for layer in layers:
+        _place(layer, group)
+    return found
+
+
+def _place(layer: ExpertLayer, group: _C.Communicator) -> None:
+    cut = Cut("ep", group.rank, group.size)
+    for name in layer.parameters:
+        path, _, own = name.rpartition(".")
+        share(layer.module.get_submodule(path), own, cut, 0)
+    _, count = cut.range_of(layer.num_experts)
+    module: Any = layer.module
+    module.num_experts = count
+    object.__setattr__(module, _PLACED, layer.num_experts)
+    module.forward = _OnRanks(module, layer.num_experts, group)
+
+
+class _OnRanks:
+    """In the place of a module's forward: the module's own code runs where the experts are."""
+
+    def __init__(self, module: nn.Module, num_experts: int, group: _C.Communicator) -> None:
+        self.module = module
+        self.forward: Callable[..., torch.Tensor] = module.forward
+        self.num_experts = num_experts
+        self.group = group
+
+    def __call__(self, tokens: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        x = tokens.reshape(-1, tokens.shape[-1])
+        # transformers: an index above all experts is that of no expert.
+        exchange = _C.TokenExchange(chosen.masked_fill(chosen >= self.num_experts, -1), self.num_experts, self.group)
+        _expert_use.note(self.module, exchange.chosen, exchange.rows)
+        rows = exchange.send(x)
+        expert_of_row = exchange.expert_of_row
+        if (count := rows.shape[0]) == 0:  # a row of zeros, so that the backward is that of the other ranks
+            rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
+            expert_of_row = expert_of_row.new_zeros(1)
+        ones = torch.ones(rows.shape[0], 1, dtype=weights.dtype, device=rows.device)
+        results = self.forward(rows, expert_of_row.unsqueeze(1), ones)[:count]
+        return exchange.bring(results, weights).view(*tokens.shape[:-1], -1)
+
+
+def _layers_of(model: nn.Module) -> Iterator[ExpertLayer]:
+    for name, module in model.named_modules():
+        if not _is_layer(module) or (number := _number_of(module)) is None:
+            continue
+        named = list(module.named_parameters())
+        own = tuple(one for one, parameter in named if parameter.dim() > 0 and parameter.shape[0] == number)
+        if own:
+            yield ExpertLayer(name, module, number, own, tuple(one for one, _ in named if one not in own))
+
+
+def _number_of(module: nn.Module) -> int | None:
+    number = getattr(module, "num_experts", None)
+    return number if isinstance(number, int) and number > 0 else None
+
+
+def _is_layer(module: nn.Module) -> bool:
+    """A forward with three tensors: tokens, experts and weights."""
+    if _PLACED in vars(module) or isinstance(module, nn.ModuleList | nn.ModuleDict):
+        return False
+    try:
+        names = list(inspect.signature(type(module).forward).parameters)[1:]
+    except (TypeError, ValueError):
+        return False
+    return len(names) == 3 and any(word in names[1] for word in ("index", "indices", "experts"))
+
+
+def _others_of(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """Modules named like experts that are left whole."""
+    inside: list[str] = []
+    for name, module in model.named_modules():
+        last = name.rpartition(".")[2]
+        if any(name.startswith(one + ".") for one in inside) or last != "experts" or "shared" in name:
+            continue
+        inside.append(name)
+        if any(_is_layer(one) and _number_of(one) is not None for one in module.modules()):
+            continue
+        if isinstance(module, nn.ModuleList | nn.ModuleDict):
+            yield name, f"a {type(module).__name__} of modules: its block calls them one by one; see zeroth.nn.MoE"
+        else:
+            yield name, f"{type(module).__name__} has no num_experts, or no forward(tokens, experts, weights)"
