@@ -1,5 +1,5 @@
-"""A language model whose feed-forward layers are experts, on the bytes of a folder: each token goes to two of eight, and
-the ranks of the mesh's axis ep have other ones.
+"""A language model whose feed-forward layers are experts, on the bytes of a folder: each token goes to two of eight,
+and the ranks of the axis ep have other ones.
 
     zeroth-run -n 4 python examples/moe/train.py                          ep=2 x dp=2, ZeRO-3
     zeroth-run -n 4 python examples/moe/train.py --ep 4 --stage 1 --balance 0 --out FOLDER
