@@ -111,6 +111,13 @@ void share_parameters(ModelDescription& model, const Config& config, EngineSetti
              {.where = "libtorch.scan",
               .which = "/zeroth/mesh/tp = " + std::to_string(config.mesh.tp),
               .expected = "modules of zeroth/libtorch/tensor_parallel.h, or zeroth.parallelize(model)"});
+    const bool has_experts =
+        std::ranges::any_of(model.axes, [](const ParamAxes& one) { return one.distinct == kExpertAxis; });
+    ZR_CHECK(has_experts || config.mesh.ep <= 1 || config.mesh.pp > 1, ErrorCode::kModel,
+             "no parameter of the model is an expert's, along ep",
+             {.where = "libtorch.scan",
+              .which = "/zeroth/mesh/ep = " + std::to_string(config.mesh.ep),
+              .expected = "modules of zeroth/libtorch/experts.h, shared by the ranks, or zeroth.experts(model, mesh)"});
     const bool staged = std::ranges::any_of(model.axes, [](const ParamAxes& one) { return !one.stages.empty(); });
     ZR_CHECK(staged || config.mesh.pp <= 1, ErrorCode::kModel, "the model is not cut into stages",
              {.where = "libtorch.scan",
@@ -282,7 +289,7 @@ void Runtime::announce(const World& world) const {
 }
 
 void Runtime::require_same_mesh(const World& world) const {
-  static constexpr std::array kSharing = {"pp", "sp", "tp"};
+  static constexpr std::array kSharing = {"pp", "ep", "sp", "tp"};
   const auto larger = [](MeshSpec mesh) {
     std::erase_if(mesh.axes, [](const MeshAxis& axis) { return axis.size == 1; });
     return mesh;

@@ -34,7 +34,7 @@ constexpr std::string_view kCheckpoint =
 constexpr std::string_view kActivations =
     "recompute in the model; zeroth.activations says where inputs of what is recomputed rest";
 constexpr std::string_view kRule = "this variant of the update is not built";
-constexpr std::string_view kParallel = "experts are not built";
+constexpr std::string_view kParallel = "zeroth.mesh.ep says how many ranks have other experts";
 constexpr std::string_view kSplit = "plan and corrections are arguments of zeroth.parallelize()";
 constexpr std::string_view kMasters = "masters, moments and accumulated gradients are fp32";
 
@@ -44,7 +44,7 @@ constexpr std::array kKeys{
     value("/communication_data_type", KeyKind::kAny, "null|\"fp32\"", kLowReduction),
     flag("/disable_allgather", "updated parameters must reach every rank"),
     flag("/dataloader_drop_last", "the program owns its data; it decides about the last batch"),
-    flag("/use_data_before_expert_parallelism", kParallel),
+    flag("/use_data_before_expert_parallelism", "ranks with other experts are neighbours: ep lies inside dp"),
 
     flag("/fp16/fp16_master_weights_and_grads", kMasters),
     flag("/bf16/bf16_master_weights_and_grads", kMasters),
