@@ -12,7 +12,9 @@ import tier
 import torch
 from torch import nn
 
+import zeroth
 import zeroth.nn
+from zeroth.ckpt.command import main
 
 
 class MoeTest(unittest.TestCase):
@@ -69,6 +71,38 @@ class MoeTest(unittest.TestCase):
         nobody = experts(x, torch.full_like(chosen, -1), weights)
         self.assertTrue(torch.equal(nobody, torch.zeros_like(nobody)))
         nobody.sum().backward()
+
+    def test_experts_are_left_out_of_a_checkpoint(self) -> None:
+        """With their states: of stacked experts, and of a list of modules."""
+        torch.manual_seed(0)
+        model = nn.ModuleDict({"layer": zeroth.nn.MoE(6, nn.Linear(6, 6), num_experts=4, k=1, drop_tokens=False)})
+        listed = nn.ModuleDict({"gate": nn.Linear(6, 4), "experts": nn.ModuleList(nn.Linear(6, 6) for _ in range(4))})
+        model["other"] = listed
+        with tempfile.TemporaryDirectory() as folder:
+            engine = zeroth.Engine(model, {"optimizer": {"type": "AdamW"}}, log_level="error")
+            x = torch.randn(40, 6)
+            of_listed = sum(expert(x) for expert in listed["experts"])  # type: ignore[operator]
+            engine.backward(model["layer"](x)[0].sum() + of_listed.sum() + listed["gate"](x).sum())
+            engine.step()
+            saved = engine.save(folder)
+            engine.close()
+            target = pathlib.Path(folder, "pruned.pt")
+            rules = ["--prune-experts", "layer=1,3", "--prune-experts", "other=0"]
+            self.assertEqual(main(["convert", str(saved), str(target), *rules]), 0)
+            pruned = torch.load(target, weights_only=True)
+            weights = pruned.get("model", pruned.get("state_dict", pruned))
+            for name in ("layer.experts.weight", "layer.experts.bias", "layer.gate.weight"):
+                whole = model.get_parameter(name)
+                self.assertTrue(torch.equal(weights[name], whole[[0, 2]]), name)
+            self.assertTrue(torch.equal(weights["other.gate.weight"], listed["gate"].weight[1:]))
+            for place in range(3):
+                whole = model.get_parameter(f"other.experts.{place + 1}.weight")
+                self.assertTrue(torch.equal(weights[f"other.experts.{place}.weight"], whole))
+            self.assertNotIn("other.experts.3.weight", weights)
+            fewer = nn.ModuleDict({"layer": zeroth.nn.MoE(6, nn.Linear(6, 6), num_experts=2, k=1)})
+            fewer.load_state_dict({name: value for name, value in weights.items() if name.startswith("layer.")})
+            for wrong in ("layer=0,1,2,3", "layer=4", "nowhere=0", "layer=a"):
+                self.assertEqual(main(["convert", str(saved), f"{target}2.pt", "--prune-experts", wrong]), 64, wrong)
 
     def test_masked_tokens_and_an_evaluation(self) -> None:
         torch.manual_seed(0)

@@ -15,6 +15,7 @@ from zeroth.ckpt.contents import WEIGHT
 from zeroth.ckpt.convert import SOURCES, TARGETS, convert, read
 from zeroth.ckpt.diff import diff
 from zeroth.ckpt.dtypes import parse_dtype
+from zeroth.ckpt.experts import prune_experts
 from zeroth.ckpt.folder import entries, prune, verify
 from zeroth.ckpt.reader import is_checkpoint
 from zeroth.ckpt.refusals import refused
@@ -80,6 +81,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     turn.add_argument(
         "--rename", action="append", default=[], metavar="REGEX=TEXT", help="names: '^module\\.=' takes a prefix away"
+    )
+    turn.add_argument(
+        "--prune-experts",
+        action="append",
+        default=[],
+        metavar="LAYERS=N,N",
+        help="leave these experts out of layers: 'model.layers.*.mlp=0,5'",
     )
     turn.add_argument("--tie", action="append", default=[], metavar="OTHER=NAME", help="another name of a parameter")
     turn.add_argument(
@@ -184,6 +192,8 @@ def _convert(options: argparse.Namespace) -> int:
         contents.left_out = [one for one in contents.left_out if not one.startswith(f"{other}:")]
     contents.require_unique("USAGE")
     contents.freeze(options.frozen)
+    for layers, numbers in (_pair(rule, "--prune-experts") for rule in options.prune_experts):
+        prune_experts(contents, layers, _numbers(numbers, "--prune-experts"))
     if options.step is not None and options.step < 0:
         raise refused("a step cannot be this", code="USAGE", which="--step", got=str(options.step))
     path = convert(
@@ -235,6 +245,12 @@ def _pair(rule: str, option: str) -> tuple[str, str]:
     if not mark or not first:
         raise refused("a rule has no two sides", code="USAGE", which=option, expected="A=B", got=rule)
     return first, second
+
+
+def _numbers(text: str, option: str) -> list[int]:
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise refused("these are no numbers", code="USAGE", which=option, expected="0,3,5", got=text)
+    return [int(word) for word in text.split(",")]
 
 
 def _size_of(text: str) -> int:
