@@ -72,13 +72,13 @@ struct GateArgs {
   const void* logits = nullptr;  ///< [tokens, E]
   DType dtype = DType::kFloat32;
   std::int64_t tokens = 0;
-  const float* bias = nullptr;         ///< [E] or null
-  std::int32_t* chosen = nullptr;      ///< [tokens, k]
-  void* weights = nullptr;             ///< [tokens, k], float; double for float64 logits
-  void* scores = nullptr;              ///< [tokens, E] of the type of the weights, or null
-  std::int64_t* counts = nullptr;      ///< [E] or null; added to
-  double* score_sums = nullptr;        ///< [E] or null; added to
-  double* z_sum = nullptr;             ///< [1] or null; added to
+  const float* bias = nullptr;     ///< [E] or null
+  std::int32_t* chosen = nullptr;  ///< [tokens, k]
+  void* weights = nullptr;         ///< [tokens, k], float; double for float64 logits
+  void* scores = nullptr;          ///< [tokens, E] of the type of the weights, or null
+  std::int64_t* counts = nullptr;  ///< [E] or null; added to
+  double* score_sums = nullptr;    ///< [E] or null; added to
+  double* z_sum = nullptr;         ///< [1] or null; added to
 };
 void gate(const GateArgs& args, Isa isa);
 
@@ -87,9 +87,9 @@ struct GateBackwardArgs {
   const void* logits = nullptr;  ///< [tokens, E], as in gate()
   DType dtype = DType::kFloat32;
   std::int64_t tokens = 0;
-  const std::int32_t* chosen = nullptr;    ///< [tokens, k] of gate()
-  const void* d_weights = nullptr;         ///< [tokens, k] of the type of the weights, or null: zeros
-  const double* d_score_sums = nullptr;    ///< [E] or null: zeros. Of the sums of scores: the balance loss
+  const std::int32_t* chosen = nullptr;  ///< [tokens, k] of gate()
+  const void* d_weights = nullptr;       ///< [tokens, k] of the type of the weights, or null: zeros
+  const double* d_score_sums = nullptr;  ///< [E] or null: zeros. Of the sums of scores: the balance loss
   double d_z_sum = 0.0;
   void* d_logits = nullptr;  ///< [tokens, E] of the dtype of the logits; may be the logits
 };

@@ -1,7 +1,8 @@
 // The arithmetic of gate.h: of one vector (or lane) of experts, and of one token's row.
 //
-// A row lies in an array of GateRow::kRoom numbers. From E to the next multiple of 16 its logits are -inf, so these have
-// the score 0. On the CPU a row is done in vectors; the thread of a GPU does it lane by lane, with the same orders.
+// A row lies in an array of GateRow::kRoom numbers. From E to the next multiple of 16 its logits are -inf, so these
+// have the score 0. On the CPU a row is done in vectors; the thread of a GPU does it lane by lane, with the same
+// orders.
 #pragma once
 
 #include <kernels/moe/gate.h>
@@ -16,14 +17,13 @@ namespace {  // NOLINT(google-build-namespaces): see [Note: One definition per i
 constexpr std::int64_t kGateLanes = 16;
 
 constexpr bool has_gate(DType dtype) {
-  return dtype == DType::kFloat64 || dtype == DType::kFloat32 || dtype == DType::kBFloat16 ||
-         dtype == DType::kFloat16;
+  return dtype == DType::kFloat64 || dtype == DType::kFloat32 || dtype == DType::kBFloat16 || dtype == DType::kFloat16;
 }
 
 constexpr bool is_gate_rule(const GateRule& rule) {
   return rule.experts >= 1 && rule.experts <= kMostExperts && rule.k >= 1 && rule.k <= kMostChosen &&
-         rule.k <= rule.experts && rule.groups >= 1 && rule.groups <= rule.experts &&
-         rule.experts % rule.groups == 0 && rule.kept_groups >= 1 && rule.kept_groups <= rule.groups &&
+         rule.k <= rule.experts && rule.groups >= 1 && rule.groups <= rule.experts && rule.experts % rule.groups == 0 &&
+         rule.kept_groups >= 1 && rule.kept_groups <= rule.groups &&
          rule.experts / rule.groups * rule.kept_groups >= rule.k && rule.scale - rule.scale == 0.0;
 }
 
@@ -51,9 +51,9 @@ template <class V>
 ZR_HOST_DEVICE ZR_INLINE V exp_of(V x) {
   using T = typename V::Value;
   using N = GateNumbers<T>;
-  constexpr double kFactor[14] = {1.0,           1.0,            1.0 / 2,         1.0 / 6,          1.0 / 24,
-                                  1.0 / 120,     1.0 / 720,      1.0 / 5040,      1.0 / 40320,      1.0 / 362880,
-                                  1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800.0};
+  constexpr double kFactor[14] = {
+      1.0,        1.0,         1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,       1.0 / 720,
+      1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800.0};
   const V least = V::splat(N::kLeast);
   const V zero = V::splat(T{0});
   const V near = select_below(x, least, least, x);
@@ -308,15 +308,14 @@ ZR_HOST_DEVICE ZR_INLINE void weights_of(const GateRow<T>& row, const GateRule& 
 
 /// The gradient of the logits of a known row into row.scores.
 template <class V, class T>
-ZR_HOST_DEVICE ZR_INLINE void backward_of_row(GateRow<T>& row, const GateBackwardArgs& args,
-                                              const std::int32_t* chosen, const T* d_weights, T* d_scores) {
+ZR_HOST_DEVICE ZR_INLINE void backward_of_row(GateRow<T>& row, const GateBackwardArgs& args, const std::int32_t* chosen,
+                                              const T* d_weights, T* d_scores) {
   const GateRule& rule = args.rule;
   const std::int64_t room = room_of(rule.experts);
   const bool with_z = args.d_z_sum != 0.0;
   scores_of_row<V>(row, rule, with_z);
   for (std::int64_t e = 0; e < room; ++e) {
-    d_scores[e] =
-        args.d_score_sums != nullptr && e < rule.experts ? static_cast<T>(args.d_score_sums[e]) : T{0};
+    d_scores[e] = args.d_score_sums != nullptr && e < rule.experts ? static_cast<T>(args.d_score_sums[e]) : T{0};
   }
   // By the weights: d s_j = scale (g_j - sum_i g_i w_i) / sum of scores, or scale g_j.
   T d_direct[kMostChosen];

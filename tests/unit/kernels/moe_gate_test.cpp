@@ -381,12 +381,9 @@ TEST(MoeGate, ThatCannotBeIsRefused) {
   std::vector<float> d(4);
   const std::vector<std::int32_t> chosen{1, 2};
   try {
-    gate_backward({.rule = {.experts = 2},
-                   .logits = logits.data(),
-                   .tokens = 2,
-                   .chosen = chosen.data(),
-                   .d_logits = d.data()},
-                  isa);
+    gate_backward(
+        {.rule = {.experts = 2}, .logits = logits.data(), .tokens = 2, .chosen = chosen.data(), .d_logits = d.data()},
+        isa);
     FAIL() << "took an expert that is none";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kUsage);
