@@ -23,8 +23,11 @@ void gate_rows(const GateArgs& args, const In* logits, T /*type*/) {
   const T scale = static_cast<T>(rule.scale);
   auto* const weights = static_cast<T*>(args.weights);
   auto* const scores = static_cast<T*>(args.scores);
-  GateRow<T> row;
+  alignas(64) T row_logits[kMostExperts];
+  alignas(64) T row_scores[kMostExperts];
+  GateRow<T> row{row_logits, row_scores};
   T keys[kMostExperts];
+  T of_group[kMostExperts];
   T bias[kMostExperts];
   if (args.bias != nullptr) {
     for (std::int64_t e = 0; e < experts; ++e) bias[e] = static_cast<T>(args.bias[e]);
@@ -44,7 +47,7 @@ void gate_rows(const GateArgs& args, const In* logits, T /*type*/) {
         from = keys;
       }
       GateBest<T> best;
-      choose<V<T>>(from, rule, best);
+      choose<V<T>>(from, rule, of_group, best);
       for (std::int64_t j = 0; j < rule.k; ++j) chosen[j] = best.expert[j];
       weights_of(row, rule, chosen, of_token);
       for (std::int64_t j = 0; j < rule.k; ++j) of_token[j] = canonical(Lane<T>{of_token[j] * scale}).v;
@@ -86,7 +89,9 @@ std::int64_t gate_backward_rows(const GateBackwardArgs& args, const In* logits, 
   const T nan = canonical(Lane<T>{static_cast<T>(__builtin_nan(""))}).v;
   const auto* const d_weights = static_cast<const T*>(args.d_weights);
   auto* const d_logits = static_cast<In*>(args.d_logits);
-  GateRow<T> row;
+  alignas(64) T row_logits[kMostExperts];
+  alignas(64) T row_scores[kMostExperts];
+  GateRow<T> row{row_logits, row_scores};
   T d_scores[kMostExperts];
   for (std::int64_t t = 0; t < args.tokens; ++t) {
     const std::int32_t* const chosen = args.chosen + t * k;

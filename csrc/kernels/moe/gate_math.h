@@ -1,6 +1,6 @@
 // The arithmetic of gate.h: of one vector (or lane) of experts, and of one token's row.
 //
-// A row lies in an array of GateRow::kRoom numbers. From E to the next multiple of 16 its logits are -inf, so these
+// A row lies in arrays of room_of(E) numbers. From E to the next multiple of 16 its logits are -inf, so these
 // have the score 0. On the CPU a row is done in vectors; the thread of a GPU does it lane by lane, with the same
 // orders.
 #pragma once
@@ -134,14 +134,14 @@ ZR_HOST_DEVICE ZR_INLINE void for_each_of_row(std::int64_t room, const Body& bod
 /// A token's row, filled by its first steps.
 template <class T>
 struct GateRow {
-  T logits[kMostExperts];
-  T scores[kMostExperts];
+  T* logits;      ///< [room_of(E)]
+  T* scores;      ///< likewise
   T most = T{0};  ///< of the logits
   T sum = T{0};   ///< of exp(logit - most)
   bool known = true;
 };
 
-ZR_HOST_DEVICE ZR_INLINE std::int64_t room_of(std::int64_t experts) {
+ZR_HOST_DEVICE constexpr std::int64_t room_of(std::int64_t experts) {
   return (experts + kGateLanes - 1) / kGateLanes * kGateLanes;
 }
 
@@ -239,8 +239,13 @@ ZR_HOST_DEVICE ZR_INLINE void take_best(const T* keys, std::int64_t begin, std::
   for (; e < end && best.count < k; ++e) best.take(keys[e], e, k);
   for (; e + V::kLanes <= end; e += V::kLanes) {
     unsigned found = above(V::load(keys + e), V::splat(best.key[k - 1]));
-    for (std::int64_t lane = 0; found != 0; ++lane, found >>= 1U) {
-      if ((found & 1U) != 0 && keys[e + lane] > best.key[k - 1]) best.take(keys[e + lane], e + lane, k);
+    if constexpr (V::kLanes == 1) {
+      if (found != 0) best.take(keys[e], e, k);
+    } else {
+      for (; found != 0; found &= found - 1U) {
+        const std::int64_t at = e + __builtin_ctz(found);
+        if (keys[at] > best.key[k - 1]) best.take(keys[at], at, k);
+      }
     }
   }
   for (; e < end; ++e) {
@@ -248,15 +253,14 @@ ZR_HOST_DEVICE ZR_INLINE void take_best(const T* keys, std::int64_t begin, std::
   }
 }
 
-/// The choice of a known row.
+/// The choice of a known row. of_group: room for the scores of groups.
 template <class V, class T>
-ZR_HOST_DEVICE ZR_INLINE void choose(const T* keys, const GateRule& rule, GateBest<T>& best) {
+ZR_HOST_DEVICE ZR_INLINE void choose(const T* keys, const GateRule& rule, T* of_group, GateBest<T>& best) {
   if (rule.kept_groups == rule.groups) {
     take_best<V>(keys, 0, rule.experts, rule.k, best);
     return;
   }
   const std::int64_t size = rule.experts / rule.groups;
-  T of_group[kMostExperts];
   for (std::int64_t g = 0; g < rule.groups; ++g) {
     T first = keys[g * size];
     T second = T{0};

@@ -20,9 +20,10 @@ ZR_INLINE void with_row_type(DType dtype, const void* in, const Body& body) {
 /// Rows of a range that is written past the caches: a row of these bytes or more is streamed.
 constexpr std::int64_t kStreamedRow = 512;
 
-/// A row as bytes. kStream: past the caches from the first line that is whole.
+/// A row as bytes. kStream: past the caches from the first line that is whole. `next` is the row that follows: rows lie
+/// anywhere, so the processor does not foresee it, and its lines are asked for while this one is copied.
 template <class B, bool kStream>
-ZR_INLINE void copy_row(std::uint32_t* to, const std::uint32_t* from, std::int64_t words) {
+ZR_INLINE void copy_row(std::uint32_t* to, const std::uint32_t* from, std::int64_t words, const std::uint32_t* next) {
   std::int64_t i = 0;
   if constexpr (kStream) {
     const std::int64_t head = elements_until_aligned(to, words);
@@ -30,6 +31,7 @@ ZR_INLINE void copy_row(std::uint32_t* to, const std::uint32_t* from, std::int64
   }
   for (; i + 4 * B::kLanes <= words; i += 4 * B::kLanes) {
     B part[4];
+    for (std::int64_t line = 0; line < 4 * B::kLanes; line += 16) __builtin_prefetch(next + i + line);
     for (int k = 0; k < 4; ++k) part[k] = B::load(from + i + k * B::kLanes);
     for (int k = 0; k < 4; ++k) write<kStream>(part[k], to + i + k * B::kLanes);
   }
@@ -54,9 +56,11 @@ void permute_bytes(const PermuteArgs& args) {
   const bool streams = row_bytes >= kStreamedRow && args.slots * row_bytes >= kStreamBytes;
   with_flag(streams, [&](auto stream) {
     for (std::int64_t slot = 0; slot < args.slots; ++slot) {
+      const std::int64_t after = slot + 1 < args.slots ? slot + 1 : slot;
       copy_row<B, decltype(stream)::kValue>(
           reinterpret_cast<std::uint32_t*>(out + slot * row_bytes),
-          reinterpret_cast<const std::uint32_t*>(in + args.source_of[slot] / args.k * row_bytes), row_bytes / 4);
+          reinterpret_cast<const std::uint32_t*>(in + args.source_of[slot] / args.k * row_bytes), row_bytes / 4,
+          reinterpret_cast<const std::uint32_t*>(in + args.source_of[after] / args.k * row_bytes));
     }
   });
   if (streams) stream_fence();
