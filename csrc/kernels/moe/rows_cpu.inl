@@ -20,20 +20,26 @@ ZR_INLINE void with_row_type(DType dtype, const void* in, const Body& body) {
 /// Rows of a range that is written past the caches: a row of these bytes or more is streamed.
 constexpr std::int64_t kStreamedRow = 512;
 
-/// A row as bytes. kStream: past the caches from the first line that is whole. `next` is the row that follows: rows lie
-/// anywhere, so the processor does not foresee it, and its lines are asked for while this one is copied.
+/// So many bytes of rows are asked for ahead.
+constexpr std::int64_t kRowsAhead = std::int64_t{32} << 10;
+
+/// A row as bytes. kStream: past the caches from the first line that is whole. Rows lie anywhere, so the processor does
+/// not foresee them: while a row is copied the lines of a later one (`far`) are brought to L2, and those of the next
+/// one
+/// (`near`) to L1.
 template <class B, bool kStream>
-ZR_INLINE void copy_row(std::uint32_t* to, const std::uint32_t* from, std::int64_t words, const std::uint32_t* next) {
+ZR_INLINE void copy_row(std::uint32_t* to, const std::uint32_t* from, std::int64_t words, const std::uint32_t* near,
+                        const std::uint32_t* far) {
   std::int64_t i = 0;
   if constexpr (kStream) {
     const std::int64_t head = elements_until_aligned(to, words);
     for (; i < head; ++i) to[i] = from[i];
   }
-  for (; i + 4 * B::kLanes <= words; i += 4 * B::kLanes) {
-    B part[4];
-    for (std::int64_t line = 0; line < 4 * B::kLanes; line += 16) __builtin_prefetch(next + i + line);
-    for (int k = 0; k < 4; ++k) part[k] = B::load(from + i + k * B::kLanes);
-    for (int k = 0; k < 4; ++k) write<kStream>(part[k], to + i + k * B::kLanes);
+  constexpr std::int64_t kLine = 16;
+  for (; i + kLine <= words; i += kLine) {
+    __builtin_prefetch(far + i, 0, 2);
+    __builtin_prefetch(near + i, 0, 3);
+    for (std::int64_t k = 0; k < kLine; k += B::kLanes) write<kStream>(B::load(from + i + k), to + i + k);
   }
   for (; i + B::kLanes <= words; i += B::kLanes) write<kStream>(B::load(from + i), to + i);
   for (; i < words; ++i) to[i] = from[i];
@@ -55,12 +61,14 @@ void permute_bytes(const PermuteArgs& args) {
   }
   const bool streams = row_bytes >= kStreamedRow && args.slots * row_bytes >= kStreamBytes;
   with_flag(streams, [&](auto stream) {
+    const std::int64_t ahead = kRowsAhead / row_bytes + 1;
+    const auto row_of = [&](std::int64_t slot) {
+      const std::int64_t source = args.source_of[slot < args.slots ? slot : args.slots - 1];
+      return reinterpret_cast<const std::uint32_t*>(in + source / args.k * row_bytes);
+    };
     for (std::int64_t slot = 0; slot < args.slots; ++slot) {
-      const std::int64_t after = slot + 1 < args.slots ? slot + 1 : slot;
-      copy_row<B, decltype(stream)::kValue>(
-          reinterpret_cast<std::uint32_t*>(out + slot * row_bytes),
-          reinterpret_cast<const std::uint32_t*>(in + args.source_of[slot] / args.k * row_bytes), row_bytes / 4,
-          reinterpret_cast<const std::uint32_t*>(in + args.source_of[after] / args.k * row_bytes));
+      copy_row<B, decltype(stream)::kValue>(reinterpret_cast<std::uint32_t*>(out + slot * row_bytes), row_of(slot),
+                                            row_bytes / 4, row_of(slot + 1), row_of(slot + ahead));
     }
   });
   if (streams) stream_fence();
