@@ -274,6 +274,7 @@ RUNS = [
     ),
     Run(name="compress", command="{build}/benchmarks/compress_bench", quick="--seconds 0.02", minutes=1),
     Run(name="memory-copies", command="{build}/benchmarks/memory_bench", quick="--seconds 0.02", minutes=1),
+    Run(name="moe-kernels", command="{build}/benchmarks/moe_bench", quick="--seconds 0.02", minutes=0.5),
 ]
 
 

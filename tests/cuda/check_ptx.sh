@@ -27,7 +27,7 @@ refuse() {  # what it is, regular expression of instructions, regular expression
   fi
 }
 for grid in AdamWGrid SgdGrid CastGrid BucketGrid SumGrid ExtremeGrid NormGrid TopkAddGrid LowRankProductGrid \
-  OrthonormalizeGrid; do
+  OrthonormalizeGrid GateGrid PermuteGrid; do
   kernels=$(grep -oE "entry _ZN[^ (]*$grid[^ (]*" "$code" | sort -u | wc -l)
   echo "$grid: $kernels kernels, $(grep -E "$grid" "$code" | grep -cE '[[:space:]]fma\.rn\.f' || true) fma"
   if [[ $kernels == 0 ]]; then
