@@ -56,14 +56,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 class Doubles(TorchFunctionMode):
-    """Code that turns a tensor into float32, as losses and routers of transformers do, leaves one of float64 as it is:
+    """For forwards. Code that turns a tensor into float32, as losses and routers of transformers do, leaves one of float64 as it is:
     else the last bits of a sum are those of float32, and no bound is tight."""
 
     def __torch_function__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if call is torch.Tensor.backward:  # it may compute forwards again
-            with self:
-                return torch.autograd.backward(*args, grad_tensors=kwargs.pop("gradient", None), **kwargs)
         if args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float64:
             if call is torch.Tensor.float:
                 return args[0]

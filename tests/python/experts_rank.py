@@ -6,6 +6,7 @@ experts_rank.py PART...                 tables of trainings, and functions
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -129,7 +130,10 @@ def model_of(row: Row) -> Any:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not row.frozen or row.frozen not in name)
     if row.recompute:
-        model.train().gradient_checkpointing_enable({"use_reentrant": False})
+        again: dict[str, Any] = {"use_reentrant": False}
+        if not row.dtype:
+            again["context_fn"] = lambda: (contextlib.nullcontext(), Doubles())
+        model.train().gradient_checkpointing_enable(again)
     return model
 
 
@@ -151,7 +155,7 @@ def train(row: Row, world: zeroth.World) -> Numbers:
         for micro in range(row.micro_steps):
             with Doubles():
                 loss = engine(**batch(step, micro * ranks + own), use_cache=False).loss
-                engine.backward(loss)
+            engine.backward(loss)
             total += loss.item()
             result = engine.step()
         losses.append(engine.average(total / row.micro_steps))
@@ -281,7 +285,7 @@ def steps(engine: zeroth.Engine, first: int, world: zeroth.World) -> list[float]
     for step in range(first, first + 2):
         with Doubles():
             loss = engine(**batch(step, world.rank), use_cache=False).loss
-            engine.backward(loss)
+        engine.backward(loss)
         engine.step()
         losses.append(engine.average(loss.item()))
     return losses
