@@ -56,8 +56,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 class Doubles(TorchFunctionMode):
-    """For forwards. Code that turns a tensor into float32, as losses and routers of transformers do, leaves one of float64 as it is:
-    else the last bits of a sum are those of float32, and no bound is tight."""
+    """For forwards. Code that turns a tensor into float32, as losses and routers of transformers do, leaves one of
+    float64 as it is: else the last bits of a sum are those of float32, and no bound is tight."""
 
     def __torch_function__(self, call: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
