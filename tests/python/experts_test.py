@@ -57,6 +57,8 @@ class Ranks(job.RankTest):
                 4,
                 "experts_rank.py",
                 "few",
+                "stages",
+                "edges",
                 "tokens_of_ranks",
                 "gradients_stay_in_their_group",
                 "copies",
@@ -76,11 +78,11 @@ class Ranks(job.RankTest):
 
     @tier.long
     def test_every_mesh(self) -> None:
-        self.run_well(4, "experts_rank.py", "grid", "stages")
+        self.run_well(4, "experts_rank.py", "grid")
 
     @tier.long
-    def test_edges_and_half_precision(self) -> None:
-        self.run_well(4, "experts_rank.py", "edges", "half")
+    def test_half_precision(self) -> None:
+        self.run_well(4, "experts_rank.py", "half")
 
     @tier.long
     def test_eight_ranks(self) -> None:
