@@ -146,7 +146,8 @@ def expected(row: Row, count: int) -> Numbers:
 
 def train(row: Row, world: zeroth.World) -> Numbers:
     """The same on the mesh; checks that planned memory is measured."""
-    engine = zeroth.Engine(model_of(row), config_of(row), world=world, log_level="warning")
+    model = model_of(row)
+    engine = zeroth.Engine(model, config_of(row), world=world, log_level="warning")
     inner = row.tp * row.sp
     ranks, own = world.size // inner, world.rank // inner
     losses, norms = [], []
@@ -165,8 +166,10 @@ def train(row: Row, world: zeroth.World) -> Numbers:
     if row.dtype in ("", "fp32") or row.experts == "":
         assert report.planned == report.measured_peak, (row, report.planned, report.measured_peak)
     if not row.dtype and report.spills == 0:
-        assert wire["all_gather"] == STEPS * wire["planned_all_gather"], (row, wire)
-        assert wire["reduce_scatter"] == STEPS * wire["planned_reduce_scatter"], (row, wire)
+        for name in ("all_gather", "reduce_scatter"):  # of what is frozen at stage 0 less may be gathered
+            planned = STEPS * wire[f"planned_{name}"]
+            trains = all(one.requires_grad for one in model.parameters())
+            assert wire[name] == planned or (wire[name] < planned and not trains), (row, name, wire)
     weights = engine.state_dict(ranks=None)
     engine.close(keep_parameters=False)
     return losses, norms, weights
