@@ -128,7 +128,8 @@ def model_of(row: Row) -> Any:
     if row.routing:
         route(model, row.routing)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not row.frozen or row.frozen not in name)
+        if row.frozen and row.frozen in name:
+            parameter.requires_grad_(False)
     if row.recompute:
         again: dict[str, Any] = {"use_reentrant": False}
         if not row.dtype:
