@@ -143,8 +143,8 @@ void group_by_axes(std::span<ParamSpec> params, std::span<const ParamAxes> axes,
     std::vector<std::string> of_plan = settings.plan.axes;
     std::erase(of_plan, own.distinct);
     Kind kind{in_order(factors.mesh(), {outside, one_stage ? stage_axis : no_axes}),
-              in_order(factors.mesh(), {factors.names(of_plan), factors.names(own.summed), inside,
-                                        one_stage ? no_axes : stage_axis}),
+              in_order(factors.mesh(),
+                       {factors.names(of_plan), factors.names(own.summed), inside, one_stage ? no_axes : stage_axis}),
               everywhere || one_stage ? std::vector<int>() : own.stages};
     members[std::move(kind)].push_back(param);
   }

@@ -120,8 +120,9 @@ MeshSpec mesh_of(const Config& config, int world) {
   const int sp = config.mesh.sp;
   const int tp = std::max(1, config.mesh.tp);
   const int pp = config.mesh.pp;
-  const std::string others =
-      (pp > 1 ? "pp=" + std::to_string(pp) + ", " : "") + (ep > 1 ? "ep=" + std::to_string(ep) + ", " : "") + "sp=" + std::to_string(sp) + ", tp=" + std::to_string(tp);
+  const std::string others = (pp > 1 ? "pp=" + std::to_string(pp) + ", " : "") +
+                             (ep > 1 ? "ep=" + std::to_string(ep) + ", " : "") + "sp=" + std::to_string(sp) +
+                             ", tp=" + std::to_string(tp);
   ZR_CHECK(rows == 1 || (pp == 1 && ep == 1 && sp == 1 && tp == 1), ErrorCode::kConfig,
            "ranks that share images share nothing else",
            {.where = "engine.settings",

@@ -289,7 +289,7 @@ void Runtime::announce(const World& world) const {
 }
 
 void Runtime::require_same_mesh(const World& world) const {
-  static constexpr std::array kSharing = {"pp", "ep", "sp", "tp"};
+  static constexpr std::array<std::string_view, 4> kSharing = {kPipelineAxis, kExpertAxis, "sp", "tp"};
   const auto larger = [](MeshSpec mesh) {
     std::erase_if(mesh.axes, [](const MeshAxis& axis) { return axis.size == 1; });
     return mesh;

@@ -16,8 +16,8 @@ inline constexpr std::string_view kPipelineAxis = "pp";
 /// The axis of a mesh along which ranks have batches of their own, and other experts.
 inline constexpr std::string_view kExpertAxis = "ep";
 
-/// Beside the other axes of the plan, along which ranks have the same parameter and parts of its gradient. Along an axis of
-/// the mesh that is neither there nor here, ranks have the same parameter and the same gradient.
+/// Beside the other axes of the plan, along which ranks have the same parameter and parts of its gradient. Along an
+/// axis of the mesh that is neither there nor here, ranks have the same parameter and the same gradient.
 struct ParamAxes {
   /// At most one axis: along it each rank has another box of the tensor. It may be one of the plan: its ranks then have
   /// batches of their own, and each has the gradient of all of them for its box, as of an expert to which the batches'

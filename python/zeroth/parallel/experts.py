@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from zeroth import _C, _expert_use
+from zeroth import _C, _deferred, _expert_use
 from zeroth.parallel._refuse import refuse, who
 from zeroth.parallel.sample import require_same
 from zeroth.parallel.tensor import share
@@ -103,18 +103,22 @@ def experts(model: nn.Module, mesh: _C.Mesh | None = None) -> Experts:
                 expected=f"{ranks} experts or more, one a rank of ep",
                 got=str(layer.num_experts),
             )
-    require_same(
-        {
-            f"{layer.name}.{name}": parameter
-            for layer in layers
-            for name in layer.parameters
-            if not (parameter := layer.module.get_parameter(name)).is_meta
-        },
-        group,
-        where=_WHERE,
-        what="ranks that take experts of one model have other weights",
-        hint="build the model from the same seed on every rank: torch.manual_seed() before it is made",
-    )
+    weights: dict[str, torch.Tensor] = {
+        f"{layer.name}.{name}": parameter
+        for layer in layers
+        for name in layer.parameters
+        if not (parameter := layer.module.get_parameter(name)).is_meta
+    }
+    states = _deferred.random_states_of(model)
+    weights |= {f"random numbers of deferred module {at}": state for at, state in enumerate(states)}
+    if weights:
+        require_same(
+            weights,
+            group,
+            where=_WHERE,
+            what="ranks that take experts of one model have other weights",
+            hint="build the model from the same seed on every rank: torch.manual_seed() before it is made",
+        )
     for layer in layers:
         _place(layer, group)
     return found
@@ -153,17 +157,23 @@ class _OnRanks:
             expert_of_row = expert_of_row.new_zeros(1)
         ones = torch.ones(rows.shape[0], 1, dtype=weights.dtype, device=rows.device)
         results = self.forward(rows, expert_of_row.unsqueeze(1), ones)[:count]
-        return exchange.bring(results, weights).view(*tokens.shape[:-1], -1)
+        brought = exchange.bring(results, weights)
+        return brought.view(*tokens.shape[:-1], brought.shape[-1])
 
 
 def _layers_of(model: nn.Module) -> Iterator[ExpertLayer]:
     for name, module in model.named_modules():
         if not _is_layer(module) or (number := _number_of(module)) is None:
             continue
-        named = list(module.named_parameters())
-        own = tuple(one for one, parameter in named if parameter.dim() > 0 and parameter.shape[0] == number)
-        if own:
-            yield ExpertLayer(name, module, number, own, tuple(one for one, _ in named if one not in own))
+        if own := _own_of(module):
+            others = tuple(one for one, _ in module.named_parameters() if one not in own)
+            yield ExpertLayer(name, module, number, own, others)
+
+
+def _own_of(module: nn.Module) -> tuple[str, ...]:
+    """Names of the parameters with one block an expert."""
+    number = _number_of(module)
+    return tuple(name for name, one in module.named_parameters() if one.dim() > 0 and one.shape[0] == number)
 
 
 def _number_of(module: nn.Module) -> int | None:
@@ -190,9 +200,16 @@ def _others_of(model: nn.Module) -> Iterator[tuple[str, str]]:
         if any(name.startswith(one + ".") for one in inside) or last != "experts" or "shared" in name:
             continue
         inside.append(name)
-        if any(_is_layer(one) and _number_of(one) is not None for one in module.modules()):
+        if any(_is_layer(one) and _number_of(one) is not None and _own_of(one) for one in module.modules()):
+            continue
+        if _is_layer(module) and _number_of(module) is not None:
+            yield name, f"{type(module).__name__} has no parameter with one block an expert along its first dimension"
             continue
         if isinstance(module, nn.ModuleList | nn.ModuleDict):
-            yield name, f"a {type(module).__name__} of modules: its block calls them one by one; see zeroth.nn.MoE"
+            yield (
+                name,
+                f"a {type(module).__name__} of modules, which its block calls one by one: stack their weights in one "
+                "module like zeroth.nn.Experts, with parameters [num_experts, ...], forward(tokens, experts, weights)",
+            )
         else:
             yield name, f"{type(module).__name__} has no num_experts, or no forward(tokens, experts, weights)"

@@ -213,7 +213,7 @@ def pipeline(
         build(chain, len(chain.layers) - 1, len(chain.layers))
         head = find_head(chain, ranks_of_head)  # building makes modules anew
     verification = None
-    if axes["tp"] > 1 or axes["sp"] > 1:
+    if axes["tp"] > 1 or axes["sp"] > 1 or axes.get("ep", 1) > 1:
         verification = _share_layers(chain, settings, world, head)
     units = _units_with(chain.model, head)
     if head is not None:
@@ -272,8 +272,8 @@ def _own_program(text: str, stages: int, micro_batches: int, settings: _C.Config
 
 
 def _share_layers(chain: Chain, settings: _C.Config, world: _C.World, head: SharedHead | None) -> "Verification | None":
-    """Splits the layers of all stages over tp and sp, but for a head whose rows they share. The model is called with
-    the hooks that do it. Returns what looks at them in their first forward."""
+    """Splits the layers of all stages over tp, sp and ep, but for a head whose rows they share. The model is called
+    with the hooks that do it. Returns what looks at them in their first forward."""
     from zeroth.parallel.parallelize import parallelize  # it needs what this module needs
 
     apart: dict[str, Role] = {} if head is None else dict.fromkeys(head.paths, "whole")
