@@ -209,7 +209,8 @@ def _others_of(model: nn.Module) -> Iterator[tuple[str, str]]:
             yield (
                 name,
                 f"a {type(module).__name__} of modules, which its block calls one by one: stack their weights in one "
-                "module like zeroth.nn.Experts, with parameters [num_experts, ...], forward(tokens, experts, weights)",
+                "module with parameters [num_experts, ...] and a forward(tokens, experts, weights), as "
+                "zeroth.nn.Experts does",
             )
         else:
             yield name, f"{type(module).__name__} has no num_experts, or no forward(tokens, experts, weights)"
