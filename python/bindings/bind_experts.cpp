@@ -95,8 +95,8 @@ void bind_experts(py::module_& module) {
       .def_property_readonly("chosen", &TokenExchange::chosen);
   bind_load(module);
   module.def("route", &route, py::arg("logits"), py::arg("choices"), py::kw_only(), py::arg("score") = "softmax",
-             py::arg("renormalize") = true, py::arg("scale") = 1.0, py::arg("bias") = py::none(),
-             py::arg("groups") = 1, py::arg("groups_kept") = 1);
+             py::arg("renormalize") = true, py::arg("scale") = 1.0, py::arg("bias") = py::none(), py::arg("groups") = 1,
+             py::arg("groups_kept") = 1);
   module.def("expert_capacity", &libtorch::expert_capacity, py::arg("tokens"), py::arg("num_experts"),
              py::arg("choices"), py::arg("factor"), py::arg("least"));
   module.def("keep_within", &keep_within, py::arg("experts"), py::arg("weights"), py::arg("num_experts"),

@@ -509,6 +509,10 @@ std::vector<KeyCase> cases() {
        "{}",
        {{"1", [](auto& c) { return c.mesh.rows == 1; }}, {"4", [](auto& c) { return c.mesh.rows == 4; }}},
        {"0", "-1", "\"2\"", "true"}},
+      {"/zeroth/mesh/ep",
+       "{}",
+       {{"1", [](auto& c) { return c.mesh.ep == 1; }}, {"4", [](auto& c) { return c.mesh.ep == 4; }}},
+       {"0", "-1", "\"2\"", "true"}},
       {"/zeroth/mesh/sp",
        "{}",
        {{"1", [](auto& c) { return c.mesh.sp == 1; }}, {"4", [](auto& c) { return c.mesh.sp == 4; }}},
@@ -961,9 +965,36 @@ TEST(ConfigKeys, TheMeshHasDeepSpeedsNamesAndTakesWhatIsLeftForBatches) {
   const Config staged = Config::from_json_text(R"({"zeroth": {"mesh": {"pp": 2, "tp": 3}}})", "x");
   EXPECT_EQ(describe(mesh_of(staged, 12)), "pp=2 dp=2 sp=1 tp=3");
   EXPECT_EQ(make_settings(staged, {.world = 12}, {GroupHyper{}}).batch_axes, std::vector<std::string>{"dp"});
-  EXPECT_EQ(problem_of(R"({"zeroth": {"mesh": {"ep": 2}}})").pointer, "/zeroth/mesh/ep");
+  const Config experts = Config::from_json_text(R"({"zeroth": {"mesh": {"ep": 2, "tp": 3}}})", "x");
+  EXPECT_EQ(describe(mesh_of(experts, 12)), "dp=2 ep=2 sp=1 tp=3");
+  EXPECT_EQ(data_ranks_of(experts, 12), 4);
+  EXPECT_EQ(make_settings(experts, {.world = 12}, {GroupHyper{}}).batch_axes, (std::vector<std::string>{"dp", "ep"}));
+  EXPECT_EQ(make_settings(experts, {.world = 12}, {GroupHyper{}}).plan.axes,
+            (std::vector<std::string>{"dp", "ep", "sp"}));
+  const Config images_of_experts = Config::from_json_text(R"({"zeroth": {"mesh": {"rows": 2, "ep": 2}}})", "x");
+  EXPECT_THROW(static_cast<void>(mesh_of(images_of_experts, 4)), Error);
+  EXPECT_EQ(problem_of(R"({"zeroth": {"mesh": {"cp": 2}}})").pointer, "/zeroth/mesh/cp");
   EXPECT_EQ(problem_of(R"({"sequence_parallel_size": 2, "zeroth": {"mesh": {"sp": 2}}})").pointer,
             "/sequence_parallel_size");
+}
+
+TEST(ParamAxes, ADistinctAxisOfThePlanIsNoneOfItsGroup) {
+  EngineSettings settings;
+  settings.mesh = {{{"dp", 2}, {"ep", 4}, {"sp", 2}}};
+  settings.batch_axes = {"dp", "ep"};
+  settings.plan = zero_plan(2, {"dp", "ep", "sp"});
+  std::vector<ParamSpec> params(2);
+  params[0].name = "router";
+  params[1].name = "experts";
+  const std::vector<ParamAxes> axes{{}, {.distinct = "ep"}};
+  group_by_axes(params, axes, settings);
+  ASSERT_EQ(settings.shard_groups.size(), 2U);
+  const ShardGroupSpec& whole = settings.shard_groups[static_cast<std::size_t>(params[0].shard_group)];
+  const ShardGroupSpec& split = settings.shard_groups[static_cast<std::size_t>(params[1].shard_group)];
+  EXPECT_EQ(whole.plan.axes, (std::vector<std::string>{"dp", "ep", "sp"}));
+  EXPECT_TRUE(whole.distinct_axes.empty());
+  EXPECT_EQ(split.plan.axes, (std::vector<std::string>{"dp", "sp"}));
+  EXPECT_EQ(split.distinct_axes, std::vector<std::string>{"ep"});
 }
 
 TEST(ParamAxes, CopiesCutAnAxisAndEachKindIsAGroup) {

@@ -217,26 +217,16 @@ TEST(Experts, BadInputIsRefusedByName) {
   EXPECT_NE(message([&] { (void)TokenExchange(choices.to(torch::kFloat), 5); }).find("Float"), std::string::npos);
   const TokenExchange exchange(choices, 5);
   EXPECT_NE(message([&] { (void)exchange.send(numbers({4, 6}, 1)); }).find("[3, features]"), std::string::npos);
-  EXPECT_NE(message([&] {
-              (void)exchange.bring(numbers({4, 6}, 1), numbers({3, 2}, 1));
-            }).find("[6, features]"),
+  EXPECT_NE(message([&] { (void)exchange.bring(numbers({4, 6}, 1), numbers({3, 2}, 1)); }).find("[6, features]"),
             std::string::npos);
-  EXPECT_NE(message([&] {
-              (void)exchange.bring(numbers({6, 6}, 1), numbers({3, 1}, 1));
-            }).find("[3, 2]"),
+  EXPECT_NE(message([&] { (void)exchange.bring(numbers({6, 6}, 1), numbers({3, 1}, 1)); }).find("[3, 2]"),
             std::string::npos);
   const Tensor weight = numbers({2, 4, 6}, 1);
-  EXPECT_NE(message([&] {
-              (void)libtorch::grouped_linear(numbers({3, 6}, 1), weight, {}, {1, 1});
-            }).find("[2, 6]"),
+  EXPECT_NE(message([&] { (void)libtorch::grouped_linear(numbers({3, 6}, 1), weight, {}, {1, 1}); }).find("[2, 6]"),
             std::string::npos);
-  EXPECT_NE(message([&] {
-              (void)libtorch::grouped_linear(numbers({3, 6}, 1), weight, {}, {4, -1});
-            }).find("-1"),
+  EXPECT_NE(message([&] { (void)libtorch::grouped_linear(numbers({3, 6}, 1), weight, {}, {4, -1}); }).find("-1"),
             std::string::npos);
-  EXPECT_NE(message([&] {
-              (void)GatedExperts(numbers({2, 8, 6}, 1), numbers({2, 6, 3}, 1));
-            }).find("[E, 2 F, D]"),
+  EXPECT_NE(message([&] { (void)GatedExperts(numbers({2, 8, 6}, 1), numbers({2, 6, 3}, 1)); }).find("[E, 2 F, D]"),
             std::string::npos);
   const Tensor logits = numbers({3, 6}, 1);
   EXPECT_NE(message([&] { (void)libtorch::route(logits, {.choices = 7}); }).find("1 to 6"), std::string::npos);
