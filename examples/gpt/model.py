@@ -17,6 +17,7 @@ from rng import digest64, key_of, scaled_uniform
 from torch import Tensor, nn
 
 import zeroth
+from zeroth.nn import grouped_linear, route
 from zeroth.parallel import (
     Cut,
     VocabEmbedding,
@@ -47,6 +48,10 @@ class ModelOptions:
     """of the initial values"""
     dtype: torch.dtype
     vocab: int = 256
+    experts: int = 0
+    """of each block, in the place of one MLP; 0: none"""
+    choices: int = 2
+    """experts of a token"""
 
     @property
     def hidden_width(self) -> int:
@@ -167,6 +172,48 @@ class Mlp(nn.Module):
         return y_BTD
 
 
+class GatedExperts(nn.Module):
+    """Such MLPs of all experts, which zeroth.parallelize() leaves on the ranks of the mesh's ep."""
+
+    def __init__(self, options: ModelOptions) -> None:
+        super().__init__()
+        self.num_experts = options.experts
+        sizes = (2 * options.hidden_width, options.d_model), (options.d_model, options.hidden_width)
+        self.gate_up, self.down = (
+            nn.Parameter(torch.empty(options.experts, *size, dtype=options.dtype)) for size in sizes
+        )
+
+    def forward(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """x [tokens, D]; experts and weights [tokens, choices]."""
+        tokens, choices = experts.shape
+        order = experts.flatten().argsort(stable=True)
+        rows = torch.bincount(experts.flatten(), minlength=self.num_experts).tolist()
+        gate, up = grouped_linear(x[order // choices], self.gate_up, None, rows).chunk(2, -1)
+        results = grouped_linear(F.silu(gate) * up, self.down, None, rows)
+        place = torch.empty_like(order)
+        place[order] = torch.arange(order.numel())
+        of_choices = results[place].view(tokens, choices, x.shape[1])
+        y: Tensor = (of_choices * weights.unsqueeze(-1).to(results.dtype)).sum(1)
+        return y
+
+
+class Moe(nn.Module):
+    """A token's sum over the MLPs that the router chooses. Ref: Jiang et al., "Mixtral of Experts", 2024, section
+    2.1."""
+
+    def __init__(self, options: ModelOptions) -> None:
+        super().__init__()
+        self.choices = options.choices
+        self.router = Projection(options.d_model, options.experts, DEVIATION, options.dtype)
+        self.experts = GatedExperts(options)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        x = x_BTD.flatten(0, 1)
+        experts, weights, _ = route(self.router(x), self.choices)
+        y: Tensor = self.experts(x, experts, weights)
+        return y.view_as(x_BTD)
+
+
 class Block(nn.Module):
     """The grain in which Zeroth gathers parameters and reduces gradients; embedding and last norm belong to the root
     unit."""
@@ -176,11 +223,12 @@ class Block(nn.Module):
         self.attention_norm = RmsNorm(options.d_model, options.dtype)
         self.attention = Attention(options, rotary)
         self.mlp_norm = RmsNorm(options.d_model, options.dtype)
-        self.mlp = Mlp(options)
+        self.moe = Moe(options) if options.experts else None
+        self.mlp = None if options.experts else Mlp(options)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         h_BTD: Tensor = x_BTD + self.attention(self.attention_norm(x_BTD))
-        y_BTD: Tensor = h_BTD + self.mlp(self.mlp_norm(h_BTD))
+        y_BTD: Tensor = h_BTD + (self.mlp or self.moe)(self.mlp_norm(h_BTD))  # type: ignore[misc]
         return y_BTD
 
 
@@ -208,6 +256,9 @@ class Gpt(nn.Module):
         for name, module in self.named_modules():
             if isinstance(module, Projection):
                 _fill(module.weight, name, options.seed, module.deviation)
+            if isinstance(module, GatedExperts):
+                _fill(module.gate_up, f"{name}.gate_up", options.seed, DEVIATION)
+                _fill(module.down, f"{name}.down", options.seed, options.residual_deviation)
 
     def forward(self, x_BT: Tensor, y_BT: Tensor | None = None) -> Tensor:
         """`x_BT`: int64 tokens; `y_BT`: int64 next tokens. Returns the mean cross entropy in nats (a scalar; float32,
@@ -255,6 +306,7 @@ class Gpt(nn.Module):
         heads = self.options.heads // axes["tp"]
         # Of sp it knows nothing: Attention exchanges heads by itself.
         group = zeroth.parallelize(self, {"zeroth": {"mesh": {"tp": axes["tp"]}}}, world=world).mesh.axis("tp")
+        zeroth.experts(self, mesh)
         if group.size > 1:
             cut = Cut("tp", group.rank, group.size)
             table = nn.Embedding(self.options.vocab, self.options.d_model, _weight=self.embedding.data)

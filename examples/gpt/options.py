@@ -28,6 +28,8 @@ class Options:
     layers: int
     d_model: int
     heads: int
+    experts: int
+    choices: int
     """0 on the command line: one head for every 64 of the width"""
     seq: int
 
@@ -137,6 +139,13 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     size = _integer(1, LARGEST_SIZE)
     add("--layers", type=size, default=4, help="transformer blocks (default %(default)s)")
     add("--d-model", type=size, default=256, help="model width (default %(default)s)")
+    add(
+        "--experts",
+        type=_integer(0, LARGEST_SIZE),
+        default=0,
+        help="MLPs of each block, of which a token goes to a few; 0: one for all",
+    )  # noqa: E501
+    add("--choices", type=_integer(1, LARGEST_SIZE), default=2, help="experts of a token (default: 2)")
     add("--heads", type=_integer(0, LARGEST_SIZE), default=0, help="attention heads (default: d-model / 64)")
     add("--seq", type=size, default=128, help="sequence length in bytes of text (default %(default)s)")
     add("--init", type=pathlib.Path, help="begin with the weights of this safetensors file")
@@ -266,9 +275,11 @@ def _read_mesh(text: str | None) -> dict[str, int]:
     for part in [] if text is None else text.split(","):
         name, _, size = part.partition("=")
         is_size = re.fullmatch(r"[0-9]{1,7}", size) is not None and 1 <= int(size) <= LARGEST_SIZE
-        if name not in ("pp", "dp", "sp", "tp") or not is_size or name in axes:
+        if name not in ("pp", "dp", "ep", "sp", "tp") or not is_size or name in axes:
             raise _usage_error(
-                'a mesh is a list of the axes pp, dp, sp and tp with their sizes, as "dp=2,tp=2"', "--mesh", text or ""
+                'a mesh is a list of the axes pp, dp, ep, sp and tp with their sizes, as "dp=2,tp=2"',
+                "--mesh",
+                text or "",
             )
         axes[name] = int(size)
     return axes
@@ -282,6 +293,12 @@ def _check_combinations(options: Options) -> None:
             "the width does not divide into heads of an even width (rotary positions turn pairs)",
             "--heads",
             f"--d-model {options.d_model} --heads {options.heads}",
+        )
+    if 0 < options.experts < options.choices:
+        raise _usage_error(
+            "a token cannot have more experts than there are",
+            "--choices",
+            f"--experts {options.experts} --choices {options.choices}",
         )
     has_target = options.target_bigram or options.target_loss is not None
     if options.eval_windows == 0 and (has_target or options.eval_every > 0):

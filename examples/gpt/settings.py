@@ -127,7 +127,7 @@ def make_settings(options: Options, world_size: int) -> Settings:
     if options.clip is None:
         overrides.fallback(CLIP, 1.0)
     mesh = _find_mesh(world_size, overrides)
-    data_ranks = mesh["dp"]
+    data_ranks = mesh["dp"] * mesh.get("ep", 1)
     _merge_batch(options, data_ranks, overrides)
 
     config = overrides.config()

@@ -68,6 +68,8 @@ def make_model(options: Options, dtype: str) -> Gpt:
             layers=options.layers,
             d_model=options.d_model,
             heads=options.heads,
+            experts=options.experts,
+            choices=options.choices,
             seq=options.seq,
             seed=options.seed,
             dtype=torch.float64 if dtype == "fp64" else torch.float32,
@@ -126,7 +128,7 @@ class Trainer:
         model = make_model(options, self.settings.dtype)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         mesh = self.settings.mesh
-        sharing = mesh["sp"] * mesh["tp"]
+        sharing = mesh["sp"] * mesh["tp"]  # with samples that are the same
         if mesh.get("pp", 1) > 1:
             make_stages(model, self.settings, world)
         elif sharing > 1:

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <mutex>
 
 namespace zeroth::detail {
 namespace {
@@ -24,9 +25,17 @@ int number_of(int result) {
   return result < 0 ? -result : 0;
 }
 
+/// Held where a ring is made or given back: the kernel may map a ring where another thread's was, and no sanitizer sees
+/// that its calls order the two.
+std::mutex& rings_come_and_go() {
+  static std::mutex mutex;
+  return mutex;
+}
+
 class IoUringEngine final : public IoEngine {
  public:
   IoUringEngine(int depth, bool one_thread) : depth_(depth) {
+    const std::lock_guard lock(rings_come_and_go());
     // With SINGLE_ISSUER the kernel refuses every other thread. COOP_TASKRUN alone could leave an end unseen for a tick
     // of the clock when another thread waits for it. SQPOLL would take a core.
     constexpr std::array<unsigned, 3> kOfOneThread{kSingleIssuer | kDeferTaskrun | kCoopTaskrun, kCoopTaskrun, 0};
@@ -53,7 +62,10 @@ class IoUringEngine final : public IoEngine {
     throw Error(ErrorCode::kIo, "io_uring of this kernel cannot wait with a timeout",
                 {.where = "io.io_uring", .expected = "Linux 5.11 or newer"});
   }
-  ~IoUringEngine() override { ::io_uring_queue_exit(&ring_); }
+  ~IoUringEngine() override {
+    const std::lock_guard lock(rings_come_and_go());
+    ::io_uring_queue_exit(&ring_);
+  }
 
   std::string_view name() const override { return "io_uring"; }
   int depth() const override { return depth_; }

@@ -50,7 +50,7 @@ MESHES_THAT_ARE_NONE = (
     "tp=2,",
     "tp=2,tp=2",
     "dp=2;tp=2",
-    "ep=2",
+    "cp=2",
     "tp=99999999",
     "tp=2 ",
 )
@@ -122,6 +122,13 @@ class Trainers(unittest.TestCase):
         self.assertGreater(pixels.std(), 0.05, f"{path} is empty")
 
     # --- the same bits ----------------------------------------------------------------------------------------------
+
+    def test_experts_have_the_same_bits(self) -> None:
+        records = {
+            trainer: self.train(trainer, "--experts", "4", "--mesh", "ep=2", "--steps", "3")[0]
+            for trainer in ("cpp", "python")
+        }
+        self.assertEqual(exact(records["python"]), exact(records["cpp"]))
 
     @tier.both
     def test_the_same_initial_weights_give_the_same_bits(self) -> None:
@@ -495,7 +502,7 @@ class Parts(unittest.TestCase):
             (["--zero-stage", "4"], "--zero-stage"),
             (["--target", "low"], "--target.*low"),
             (["--heads", "3"], "--heads.*--d-model 256 --heads 3"),
-            *((["--mesh", mesh], "a list of the axes pp, dp, sp and tp.*--mesh") for mesh in MESHES_THAT_ARE_NONE),
+            *((["--mesh", mesh], "a list of the axes pp, dp, ep, sp and tp.*--mesh") for mesh in MESHES_THAT_ARE_NONE),
             (["--eval-windows", "0", "--target", "bigram"], "--eval-windows"),
             (["--sample", "3", "--prompt", ""], "--prompt"),
             (["stray"], "stray"),

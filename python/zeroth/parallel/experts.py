@@ -93,6 +93,16 @@ def experts(model: nn.Module, mesh: _C.Mesh | None = None) -> Experts:
             got="; ".join(f"{name}: {why}" for name, why in others),
         )
     for layer in layers:
+        if (unclear := _unclear(layer)) is not None:
+            refuse(
+                "a parameter of experts has a number for each expert, or for each feature",
+                where=_WHERE,
+                code="MODEL",
+                who=who(group),
+                which=f"{layer.name}.{unclear}",
+                expected="another number of features than experts, or a parameter [num_experts, 1]",
+                got=f"[{layer.num_experts}], and {layer.num_experts} experts and features",
+            )
         if layer.num_experts < ranks:
             refuse(
                 "some ranks would have no expert",
@@ -122,6 +132,14 @@ def experts(model: nn.Module, mesh: _C.Mesh | None = None) -> Experts:
     for layer in layers:
         _place(layer, group)
     return found
+
+
+def _unclear(layer: ExpertLayer) -> str | None:
+    """A parameter of one dimension that may be all experts' own, where there are as many features as experts."""
+    shapes = {name: tuple(layer.module.get_parameter(name).shape) for name in (*layer.parameters, *layer.shared)}
+    if not any(layer.num_experts in shape[1:] for shape in shapes.values()):
+        return None
+    return next((name for name in layer.parameters if len(shapes[name]) == 1), None)
 
 
 def _place(layer: ExpertLayer, group: _C.Communicator) -> None:

@@ -185,10 +185,12 @@ TEST(CommandLine, ReadsAMesh) {
             (std::map<std::string, int>{{"dp", 2}, {"sp", 3}, {"tp", 4}}));
   EXPECT_EQ(parse({"--mesh", "tp=1048576"}).options.mesh, (std::map<std::string, int>{{"tp", 1 << 20}}));
   EXPECT_EQ(parse({"--mesh", "pp=3,dp=2"}).options.mesh, (std::map<std::string, int>{{"dp", 2}, {"pp", 3}}));
+  EXPECT_EQ(parse({"--mesh", "ep=4"}).options.mesh, (std::map<std::string, int>{{"ep", 4}}));
+  EXPECT_THAT(usage_error_of({"--experts", "2", "--choices", "3"}), HasSubstr("--experts 2 --choices 3"));
   EXPECT_THAT(parse({}).options.mesh, IsEmpty());
   for (const char* const wrong : {"dp", "tp=", "tp=0", "tp=-2", "tp=+2", "tp=2,", ",tp=2", "tp=2,tp=2", "dp=2;tp=2",
-                                  "ep=2", "tp=1048577", "tp=99999999999999999999", "tp=2 ", "=2"}) {
-    EXPECT_THAT(usage_error_of({"--mesh", wrong}), HasSubstr("list of the axes pp, dp, sp and tp")) << wrong;
+                                  "cp=2", "tp=1048577", "tp=99999999999999999999", "tp=2 ", "=2"}) {
+    EXPECT_THAT(usage_error_of({"--mesh", wrong}), HasSubstr("list of the axes pp, dp, ep, sp and tp")) << wrong;
   }
 }
 
