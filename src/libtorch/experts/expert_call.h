@@ -1,12 +1,21 @@
-// Errors of the calls of experts.
+// What the calls of experts share: errors, and choices that are checked and counted.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
 #include <string>
+#include <vector>
 
 namespace zeroth::libtorch {
 
 /// Throws kUsage for argument `which` of a call.
 [[noreturn]] void refuse_experts(const std::string& who, const char* which, const std::string& message,
                                  std::string expected, std::string got);
+
+/// How often each expert was chosen. chosen: [tokens, choices] of int64, contiguous, on the CPU. Throws kUsage with the
+/// token for a choice that is neither an expert nor -1.
+[[nodiscard]] std::vector<std::int64_t> count_choices(const at::Tensor& chosen, std::int64_t num_experts,
+                                                      const std::string& who = {});
 
 }  // namespace zeroth::libtorch

@@ -7,7 +7,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -23,17 +22,10 @@ void ExpertLoad::begin_step() {
 void ExpertLoad::add(const at::Tensor& experts, const std::vector<RankGroup>& groups) {
   const at::NoGradGuard no_gradient;
   const std::size_t num_experts = chosen_.size();
-  at::Tensor counted = at::zeros({static_cast<std::int64_t>(num_experts) + 1}, at::kLong);
-  auto* const counts = counted.data_ptr<std::int64_t>();
-  const at::Tensor choices = experts.detach().to(at::kCPU, at::kLong).contiguous();
-  const std::int64_t* const chosen = choices.data_ptr<std::int64_t>();
-  for (std::int64_t choice = 0; choice < choices.numel(); ++choice) {
-    const std::int64_t expert = chosen[choice];
-    if (expert < -1 || expert >= static_cast<std::int64_t>(num_experts))
-      refuse_experts("", "experts", "there is no such expert", c10::str("-1 to ", num_experts - 1), c10::str(expert));
-    if (expert >= 0) ++counts[expert];
-  }
-  counts[num_experts] = experts.size(0);
+  std::vector<std::int64_t> counts =
+      count_choices(experts.detach().to(at::kCPU, at::kLong).contiguous(), static_cast<std::int64_t>(num_experts));
+  counts.push_back(experts.size(0));
+  at::Tensor counted = at::tensor(counts, at::kLong);
   ranks_ = 1;
   for (const RankGroup& group : groups) {
     counted = all_reduce(counted, group);

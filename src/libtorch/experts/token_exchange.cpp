@@ -48,6 +48,19 @@ void refuse_experts(const std::string& who, const char* which, const std::string
                .got = std::move(got)});
 }
 
+std::vector<std::int64_t> count_choices(const at::Tensor& chosen, std::int64_t num_experts, const std::string& who) {
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(num_experts), 0);
+  const std::int64_t* const expert_of_choice = chosen.data_ptr<std::int64_t>();
+  for (std::int64_t choice = 0; choice < chosen.numel(); ++choice) {
+    const std::int64_t expert = expert_of_choice[choice];
+    if (expert < -1 || expert >= num_experts)
+      refuse_experts(who, "experts", "there is no such expert", c10::str("-1 to ", num_experts - 1),
+                     c10::str(expert, " for token ", choice / chosen.size(1)));
+    if (expert >= 0) ++counts[static_cast<std::size_t>(expert)];
+  }
+  return counts;
+}
+
 TokenExchange::TokenExchange(const at::Tensor& experts, std::int64_t num_experts, std::optional<RankGroup> group)
     : group_(std::move(group)) {
   const bool is_index = experts.defined() && (experts.scalar_type() == at::kLong || experts.scalar_type() == at::kInt);
@@ -64,17 +77,8 @@ TokenExchange::TokenExchange(const at::Tensor& experts, std::int64_t num_experts
   const std::int64_t* const expert_of_choice = chosen.data_ptr<std::int64_t>();
   const std::int64_t all = tokens_ * choices_;
 
-  chosen_.assign(static_cast<std::size_t>(num_experts), 0);
-  std::int64_t routed = 0;
-  for (std::int64_t choice = 0; choice < all; ++choice) {
-    const std::int64_t expert = expert_of_choice[choice];
-    if (expert < -1 || expert >= num_experts)
-      refuse_experts(who(), "experts", "there is no such expert", c10::str("-1 to ", num_experts - 1),
-                     c10::str(expert, " for token ", choice / choices_));
-    if (expert < 0) continue;
-    ++chosen_[static_cast<std::size_t>(expert)];
-    ++routed;
-  }
+  chosen_ = count_choices(chosen, num_experts, who());
+  const std::int64_t routed = std::accumulate(chosen_.begin(), chosen_.end(), std::int64_t{0});
   auto [token_of_slot, tokens] = new_indices(routed);
   auto [slot_of_choice, slots] = new_indices(all);
   std::vector<std::int64_t> next = begins_of(chosen_);
