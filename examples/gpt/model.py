@@ -17,7 +17,7 @@ from rng import digest64, key_of, scaled_uniform
 from torch import Tensor, nn
 
 import zeroth
-from zeroth.nn import grouped_linear, route
+from zeroth.nn import TokenExchange, grouped_linear, route
 from zeroth.parallel import (
     Cut,
     VocabEmbedding,
@@ -185,16 +185,9 @@ class GatedExperts(nn.Module):
 
     def forward(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """x [tokens, D]; experts and weights [tokens, choices]."""
-        tokens, choices = experts.shape
-        order = experts.flatten().argsort(stable=True)
-        rows = torch.bincount(experts.flatten(), minlength=self.num_experts).tolist()
-        gate, up = grouped_linear(x[order // choices], self.gate_up, None, rows).chunk(2, -1)
-        results = grouped_linear(F.silu(gate) * up, self.down, None, rows)
-        place = torch.empty_like(order)
-        place[order] = torch.arange(order.numel())
-        of_choices = results[place].view(tokens, choices, x.shape[1])
-        y: Tensor = (of_choices * weights.unsqueeze(-1).to(results.dtype)).sum(1)
-        return y
+        exchange = TokenExchange(experts, self.num_experts)
+        gate, up = grouped_linear(exchange.send(x), self.gate_up, None, exchange.rows).chunk(2, -1)
+        return exchange.bring(grouped_linear(F.silu(gate) * up, self.down, None, exchange.rows), weights)
 
 
 class Moe(nn.Module):

@@ -1,6 +1,5 @@
 #include "options.h"
 
-#include <zeroth/comm/mesh.h>
 #include <zeroth/engine/settings.h>
 
 #include <fmt/format.h>
@@ -127,8 +126,9 @@ void merge_batch(const Options& options, std::int64_t data_ranks, Overrides& ove
   }
 }
 
-// The axes, which have to be known before the batch: with one of size 1 in the place of what is not known yet.
-zeroth::MeshSpec find_mesh(int world_size, const Overrides& overrides) {
+// Ranks with batches of their own, which have to be known before the batch: with one of size 1 in the place of what is
+// not known yet.
+int find_data_ranks(int world_size, const Overrides& overrides) {
   std::vector<const char*> sizes{kMicro, kAccumulate};
   if (overrides.mentions(kTrain)) {
     sizes.push_back(kTrain);
@@ -137,7 +137,7 @@ zeroth::MeshSpec find_mesh(int world_size, const Overrides& overrides) {
   for (const char* const size : sizes) {
     ones.push_back({.pointer = size, .json = "1", .origin = "zeroth-gpt"});
   }
-  return zeroth::mesh_of(overrides.config(ones), world_size);
+  return zeroth::data_ranks_of(overrides.config(ones), world_size);
 }
 
 // AdamW and a warmed-up cosine unless the file brings its own; betas as is usual for language models.
@@ -204,10 +204,7 @@ Settings make_settings(const Options& options, int world_size) {
   if (!options.clip) {
     overrides.fallback(kClip, 1.0);
   }
-  const zeroth::MeshSpec mesh = find_mesh(world_size, overrides);
-  const zeroth::MeshPlace place(mesh, 0, world_size);
-  const bool has_experts = std::ranges::any_of(mesh.axes, [](const auto& axis) { return axis.name == "ep"; });
-  const int data_ranks = place.size("dp") * (has_experts ? place.size("ep") : 1);
+  const int data_ranks = find_data_ranks(world_size, overrides);
   merge_batch(options, data_ranks, overrides);
 
   Settings settings;

@@ -83,11 +83,12 @@ void bind_experts(py::module_& module) {
   using libtorch::TokenExchange;
   py::class_<TokenExchange>(module, "TokenExchange")
       .def(py::init([](const at::Tensor& experts, std::int64_t num_experts, const py::object& object) {
-             const libtorch::RankGroup group = rank_group_of(object);
+             std::optional<libtorch::RankGroup> group;
+             if (!object.is_none()) group.emplace(rank_group_of(object));
              const py::gil_scoped_release no_gil;
-             return TokenExchange(experts, num_experts, group);
+             return TokenExchange(experts, num_experts, std::move(group));
            }),
-           py::arg("experts"), py::arg("num_experts"), py::arg("group"))
+           py::arg("experts"), py::arg("num_experts"), py::arg("group") = py::none())
       .def("send", &TokenExchange::send, py::arg("x"), py::call_guard<py::gil_scoped_release>())
       .def("bring", &TokenExchange::bring, py::arg("y"), py::arg("weights"), py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("rows", &TokenExchange::rows)

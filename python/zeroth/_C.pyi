@@ -604,9 +604,10 @@ def all_to_all(
 
 class TokenExchange:
     """The way of one batch of tokens to their experts and back. experts: [T, k] of int64 or int32, -1 for none. Rank r of the group has
-    slice r of slice_sizes(num_experts, ranks). All ranks of the group make the same calls in the same order; T may differ, and be 0."""
+    slice r of slice_sizes(num_experts, ranks). All ranks of the group make the same calls in the same order; T may differ, and be 0. Without
+    a group this rank has all experts, and no call is made."""
 
-    def __init__(self, experts: torch.Tensor, num_experts: int, group: Communicator) -> None: ...
+    def __init__(self, experts: torch.Tensor, num_experts: int, group: Communicator | None = None) -> None: ...
     def send(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, D] -> [R, D]: rows of this rank's experts, expert by expert, and for each by rank and token."""
     def bring(self, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

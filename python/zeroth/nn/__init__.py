@@ -1,6 +1,14 @@
 """Layers of experts: modules that a mesh's axis ep, or none, runs."""
 
-from zeroth._C import ExpertLoad, expert_capacity, grouped_linear, keep_within, route, router_z_loss
+from zeroth._C import (
+    ExpertLoad,
+    TokenExchange,
+    expert_capacity,
+    grouped_linear,
+    keep_within,
+    route,
+    router_z_loss,
+)
 from zeroth.nn.experts import Experts
 from zeroth.nn.moe import MoE
 
@@ -8,6 +16,7 @@ __all__ = [
     "ExpertLoad",
     "Experts",
     "MoE",
+    "TokenExchange",
     "expert_capacity",
     "grouped_linear",
     "keep_within",

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from zeroth import _C
+
 __all__ = ["Experts"]
 
 
@@ -41,18 +43,9 @@ class Experts(nn.Module):
     def forward(self, tokens: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """tokens [T, D]; experts [T, k], from 0 to num_experts - 1, or -1 for none; weights [T, k]. Returns [T, D']:
         the weighted sum of the results of a token's experts."""
-        order = torch.argsort(torch.where(experts < 0, self.num_experts, experts).flatten(), stable=True)
-        counts = torch.bincount(experts[experts >= 0].flatten(), minlength=self.num_experts).tolist()
-        rows = tokens[order[: sum(counts)] // experts.shape[1]]
-        results = [self._one(expert, part) for expert, part in enumerate(rows.split(counts))]
-        placed = torch.cat(results)
-        slot = torch.empty_like(order)
-        slot[order] = torch.arange(order.numel(), device=order.device)
-        scale = torch.where(experts < 0, torch.zeros_like(weights), weights).to(placed.dtype)
-        if placed.shape[0] == 0:  # nobody chose
-            placed = torch.cat([placed, placed.new_zeros(1, placed.shape[1])])
-        of_choices = placed[slot.clamp_max(placed.shape[0] - 1)].view(*experts.shape, placed.shape[1])
-        return (of_choices * scale.unsqueeze(-1)).sum(1)
+        exchange = _C.TokenExchange(experts, self.num_experts)
+        rows = exchange.send(tokens).split(exchange.rows)
+        return exchange.bring(torch.cat([self._one(expert, part) for expert, part in enumerate(rows)]), weights)
 
     def _one(self, expert: int, rows: torch.Tensor) -> torch.Tensor:
         own = {name: self.get_parameter(stacked)[expert] for name, stacked in self._names.items()}
