@@ -141,7 +141,7 @@ class Engine:
         settings = _with_rows(model, _of_layer_list(model, to_config(config), world), world)
         announce = log_level in ("debug", "info")
         _parallelize(model, settings, world, announce)
-        self._has_experts = _place_experts(model, settings, world)
+        self._moe_layers = _moe_layers(model, settings, world)
         images = _split_images(model, settings, world, announce)
         pipelined = _pipelined(model, settings, world, announce)
         if units is not None:
@@ -555,8 +555,8 @@ class Engine:
     def _stepped(self, result: _C.StepResult) -> _C.StepResult:
         if result.boundary:
             self._steps = result.step
-            if self._has_experts:
-                _expert_use.begin_step(self._model)
+            for layer in self._moe_layers:
+                layer.begin_step()
             torch.clear_autocast_cache()  # it holds casts of the old values
         if result.committed and self._stepping is not None:
             self._stepping.step()
@@ -1181,8 +1181,8 @@ def _parallelize(model: nn.Module, config: _C.Config, world: _C.World, announce:
             print(done, file=sys.stderr, flush=True)
 
 
-def _place_experts(model: nn.Module, config: _C.Config, world: _C.World) -> bool:
-    """Whether there are layers of zeroth.nn.MoE. Their balance is over all ranks that have other tokens."""
+def _moe_layers(model: nn.Module, config: _C.Config, world: _C.World) -> list[Any]:
+    """The layers of zeroth.nn.MoE. Their balance is from now on over all ranks that have other tokens."""
     from zeroth.nn.moe import MoE  # it needs what this module needs
 
     layers = [module for module in model.modules() if isinstance(module, MoE)]
@@ -1190,7 +1190,7 @@ def _place_experts(model: nn.Module, config: _C.Config, world: _C.World) -> bool
         mesh = world.mesh(config.mesh(world.size), config)
         for layer in layers:
             layer.balance_over(mesh)
-    return bool(layers)
+    return layers
 
 
 def _with_rows(model: nn.Module, config: _C.Config, world: _C.World) -> _C.Config:

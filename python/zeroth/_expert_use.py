@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-__all__ = ["ExpertUse", "begin_step", "note", "report"]
+__all__ = ["ExpertUse", "note", "noted", "report"]
 
 _USE = "_zeroth_expert_use"
 
@@ -39,16 +39,12 @@ def note(module: nn.Module, chosen: Sequence[int], rows: Sequence[int], dropped:
     object.__setattr__(module, _USE, (tuple(chosen), tuple(rows), dropped))
 
 
+def noted(module: nn.Module) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
+    """`chosen`, `rows` and `dropped` of the module's last note()."""
+    return vars(module).get(_USE)
+
+
 def report(model: nn.Module) -> list[ExpertUse]:
     """Of all layers that noted something, but those inside another one."""
-    noted = {name: vars(module)[_USE] for name, module in model.named_modules() if _USE in vars(module)}
-    return [ExpertUse(name, *use) for name, use in noted.items() if name.rpartition(".")[0] not in noted]
-
-
-def begin_step(model: nn.Module) -> None:
-    """The next forwards are of another batch."""
-    from zeroth.nn.moe import MoE  # it needs what this module needs
-
-    for module in model.modules():
-        if isinstance(module, MoE):
-            module.begin_step()
+    uses = {name: use for name, module in model.named_modules() if (use := noted(module)) is not None}
+    return [ExpertUse(name, *use) for name, use in uses.items() if name.rpartition(".")[0] not in uses]

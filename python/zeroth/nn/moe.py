@@ -125,9 +125,11 @@ class MoE(nn.Module):
             seed = (self.seed << 32) + int(self.forwards)
             kept = _C.keep_within(experts, weights, self.num_experts, capacity, by, seed)
         out = self.experts(x, kept, weights.to(x.dtype))
-        of_kept = torch.bincount(kept[kept >= 0].flatten(), minlength=self.num_experts).tolist()
-        rows = vars(self.experts).get("_zeroth_expert_use", ((), of_kept, 0))[1]
-        _expert_use.note(self, of_kept, rows, int((kept != experts).sum()))
+        if (on_ranks := _expert_use.noted(self.experts)) is not None:
+            chosen, rows, _ = on_ranks
+        else:
+            chosen = rows = torch.bincount(kept[kept >= 0].flatten(), minlength=self.num_experts).tolist()
+        _expert_use.note(self, chosen, rows, int((kept != experts).sum()))
         if self.residual is not None and self.coefficient is not None:
             mix = functional.softmax(self.coefficient(x), dim=-1)
             out = out * mix[:, :1] + self.residual(x) * mix[:, 1:]
