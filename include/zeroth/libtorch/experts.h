@@ -2,25 +2,30 @@
 //
 //   router    x [T, D] -> choices: experts [T, k], weights [T, k]
 //   send      rows of tokens go to the ranks of their experts, and lie there expert by expert: [R, D]
-//   compute   this rank's experts, each on its rows: [R, D'], grouped_linear()
+//   compute   the experts that are here, each on its rows: [R, D'], grouped_linear()
 //   bring     results go back to the ranks of their tokens, which add them up: weights x results, in the order of the
 //             choices: [T, D']
 //
-// T: tokens of this rank, from 0, another number on each rank. E: experts of the layer. Rank r of the group has slice r
-// of slice_sizes(E, ranks). R: rows that came to this rank, from 0.
+// T: tokens of this rank, from 0, another number on each rank. E: experts of the layer. Rank r of the group owns slice
+// r of slice_sizes(E, ranks), and may hold copies of others (ExpertOptions). R: rows that came to this rank, from 0.
 //
 // An expert's gradient is that of the rows of all ranks of the group. So the group's axis is one of batches, along
 // which an expert's parameters are distinct: ParamAxes::distinct = kExpertAxis. Ranks have the same number of choices a
 // token, of experts, and the same dtype. All ranks of the group make the same calls in the same order; they block, and
 // throw what collectives.h says; other errors are kUsage with the argument.
 //
-// Bytes received by this rank in a forward: 8 E (P-1)/P of counts, then D elements for each row that comes from another
-// rank, and D' for each own row that went to one; in backward the same without the counts.
+// Bytes received by this rank, for P ranks of which this one owns e experts:
+//   numbers   8 (e + 2) (P - 1); where experts have copies, and with two hops, 8 (E + 2) (P - 1)
+//   rows      D elements for each row that comes from another rank, and D' for each own row that went to one; in
+//             backward the same. Between nodes the same with two hops; inside nodes also the rows of the first hop
+//   copies    the elements of an expert's parameters for each copy that this rank holds; in backward those of the
+//             gradients of each copy of its own experts
 //
 // Ref: Lepikhin et al., "GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding", 2020.
 // Gale et al., "MegaBlocks: Efficient Sparse Training with Mixture-of-Experts", 2022 (no capacity, no padding).
 #pragma once
 
+#include <zeroth/libtorch/expert_ranks.h>
 #include <zeroth/libtorch/parameter_box.h>
 #include <zeroth/libtorch/rank_group.h>
 
@@ -29,6 +34,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -36,42 +42,89 @@
 
 namespace zeroth::libtorch {
 
+struct ExchangePlan;
+struct MovingRows;
+struct RowTraffic;
+
+/// A run of the experts that are on a rank, in the order of TokenExchange::experts_here().
+struct ExpertRun {
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+  std::vector<std::int64_t> rows{};  ///< of each
+};
+
 /// The way of one batch of tokens to their experts and back. Keeps indices, no rows. Copies share nothing that changes.
 class TokenExchange {
  public:
   /// experts: [T, k] of int64 or int32, 0 .. num_experts - 1, or -1: no expert, the choice adds nothing. The ranks tell
-  /// each other how many rows each of their experts gets.
-  /// Without a group this rank has all experts, and no call is made.
-  TokenExchange(const at::Tensor& experts, std::int64_t num_experts, std::optional<RankGroup> group = {});
+  /// each other how many rows they have for each expert. Throws kMismatch if they have other options.
+  /// Without ranks, or with one, this rank has all experts, and no call is made.
+  TokenExchange(const at::Tensor& experts, std::int64_t num_experts, std::optional<ExpertRanks> ranks = {});
 
   /// x: [T, D]. Returns [R, D]: expert by expert, and for each the tokens of rank 0, of rank 1, ..., in their order.
   [[nodiscard]] at::Tensor send(const at::Tensor& x) const;
   /// y: [R, D'] in the order of send(); weights: [T, k] floating. Returns [T, D'], of y's dtype.
   [[nodiscard]] at::Tensor bring(const at::Tensor& y, const at::Tensor& weights) const;
 
-  /// Rows of each own expert, in order; their sum is R.
+  /// What a run of experts makes of its rows: [rows, D] -> [rows, D']. Called for each of runs(), in their order.
+  using Compute = std::function<at::Tensor(const at::Tensor& rows, const ExpertRun& run)>;
+  /// bring(compute(send(x)), weights), where the rows of the next run are under way while one is computed, and so are
+  /// results; in backward the same. An error of `compute` separates this rank from the others: they get it.
+  [[nodiscard]] at::Tensor through(const at::Tensor& x, const at::Tensor& weights, const Compute& compute) const;
+
+  /// parameter: [own experts, ...], one block an expert. Returns [experts here, ...]: it, and the blocks of the copies.
+  /// Collective over the group if any rank holds a copy; the gradient of a copy goes to its owner, which adds those of
+  /// rank 0, 1, ... to its own. The parameter itself if there are no copies. Copies live as long as the result.
+  [[nodiscard]] at::Tensor with_copies(const at::Tensor& parameter) const;
+  /// Elements of each run along dim 0 of what with_copies() returns.
+  [[nodiscard]] std::vector<std::int64_t> sizes_of_runs() const;
+
+  /// Numbers of the experts that are here: own ones, then copies. Those of which this rank's rows have rows() rows.
+  [[nodiscard]] const std::vector<std::int64_t>& experts_here() const { return here_; }
+  /// As many as pieces: runs of the own experts as equal as can be; the last one has the copies, too.
+  [[nodiscard]] const std::vector<ExpertRun>& runs() const { return runs_; }
+  /// Rows of each of experts_here(), in order; their sum is R.
   [[nodiscard]] const std::vector<std::int64_t>& rows() const { return rows_; }
-  /// [R] of int64: the number of a row's expert among this rank's.
+  /// [R] of int64: the place of a row's expert in experts_here().
   [[nodiscard]] const at::Tensor& expert_of_row() const { return expert_of_row_; }
   /// Of this rank's tokens, for each of the E experts.
   [[nodiscard]] const std::vector<std::int64_t>& chosen() const { return chosen_; }
 
  private:
-  void meet();  ///< ranks tell each other how many rows they send
-  [[nodiscard]] std::string who() const { return group_ ? group_->who() : ""; }
-  [[nodiscard]] int ranks() const { return group_ ? group_->size() : 1; }
-  std::optional<RankGroup> group_;
+  /// Rows of one piece: how many to and from each rank, and the order in which they come.
+  struct Piece {
+    std::vector<std::int64_t> given{};  ///< rows for each rank
+    std::vector<std::int64_t> taken{};
+    std::vector<std::vector<std::int64_t>> of_pairs{};
+    std::int64_t sent = 0;
+    std::int64_t received = 0;
+    at::Tensor by_expert{};  ///< [received]: of the rows as they come, in the order of experts; undefined: that is it
+    at::Tensor by_rank{};    ///< the reverse
+  };
+  [[nodiscard]] ExpertCounts meet();  ///< ranks tell each other how many rows they have
+  void lay_out(const ExchangePlan& plan, const at::Tensor& chosen, at::Device device);
+  // The way of rows, piece by piece; see through().
+  [[nodiscard]] RowTraffic traffic_of(std::size_t piece) const;
+  [[nodiscard]] std::vector<MovingRows> depart(const at::Tensor& x) const;
+  [[nodiscard]] at::Tensor arrive(MovingRows moving, std::size_t piece) const;
+  [[nodiscard]] MovingRows give_back(const at::Tensor& y, std::size_t piece) const;
+  [[nodiscard]] at::Tensor collect(const std::vector<MovingRows>& moving, const at::Tensor& weights) const;
+  void require_weights(const at::Tensor& weights) const;
+  [[nodiscard]] std::size_t rank() const { return ranks_ ? static_cast<std::size_t>(ranks_->group().rank()) : 0; }
+  [[nodiscard]] std::string who() const { return ranks_ ? ranks_->group().who() : ""; }
+  [[nodiscard]] int ranks() const { return ranks_ ? ranks_->group().size() : 1; }
+  std::optional<ExpertRanks> ranks_;
   std::int64_t tokens_ = 0;
   std::int64_t choices_ = 0;
   std::vector<std::int64_t> chosen_{};
   std::vector<std::int64_t> rows_{};
-  std::vector<std::int64_t> sent_{};   ///< rows to each rank
-  std::vector<std::int64_t> taken_{};  ///< rows from each rank
-  at::Tensor token_of_slot_{};         ///< [S]: rows in the order of their sending
-  at::Tensor slot_of_choice_{};        ///< [T k], 0 where there is no expert
-  at::Tensor is_routed_{};             ///< [T, k], undefined where all are
-  at::Tensor by_expert_{};             ///< [R]: of the rows as they come, in the order of experts
-  at::Tensor by_rank_{};               ///< [R]: the reverse
+  std::vector<std::int64_t> here_{};
+  std::vector<ExpertRun> runs_{};
+  std::vector<std::vector<std::int64_t>> copies_{};  ///< of each rank
+  std::vector<Piece> pieces_{};
+  at::Tensor token_of_slot_{};   ///< [S]: rows in the order of their sending
+  at::Tensor slot_of_choice_{};  ///< [T k], 0 where there is no expert
+  at::Tensor is_routed_{};       ///< [T, k], undefined where all are
   at::Tensor expert_of_row_{};
 };
 
@@ -88,7 +141,9 @@ class GatedExpertsImpl : public torch::nn::Module, public SplitModule {
   GatedExpertsImpl(const at::Tensor& gate_up, const at::Tensor& down);
   /// The ranks of the group, along this axis of the mesh, share the experts of a layer that they have alike: each keeps
   /// its own, in new tensors. Once, before the engine is made.
-  void share(const RankGroup& group, std::string axis = std::string(kExpertAxis));
+  void share(const ExpertRanks& ranks, std::string axis = std::string(kExpertAxis));
+  /// How tokens and experts meet from the next forward on. After share(); all ranks alike.
+  void set_options(const ExpertOptions& options);
 
   /// x: [T, D]; experts, weights: [T, k], see TokenExchange. Returns [T, D].
   [[nodiscard]] at::Tensor forward(const at::Tensor& x, const at::Tensor& experts, const at::Tensor& weights) const;
@@ -98,7 +153,7 @@ class GatedExpertsImpl : public torch::nn::Module, public SplitModule {
   at::Tensor down{};     ///< [own experts, D, F]
 
  private:
-  std::optional<RankGroup> group_{};
+  std::optional<ExpertRanks> ranks_{};
   std::string axis_{};
   std::int64_t num_experts_;
 };

@@ -8,9 +8,19 @@
 #include <ATen/ops/silu.h>
 #include <c10/util/StringUtil.h>
 
+#include <cstddef>
 #include <utility>
 
 namespace zeroth::libtorch {
+namespace {
+
+/// Of the experts here, for each run of an exchange.
+std::vector<at::Tensor> in_runs(const at::Tensor& parameter, const TokenExchange& exchange) {
+  if (exchange.runs().size() == 1) return {parameter};
+  return parameter.split_with_sizes(exchange.sizes_of_runs());
+}
+
+}  // namespace
 
 GatedExpertsImpl::GatedExpertsImpl(const at::Tensor& whole_gate_up, const at::Tensor& whole_down)
     : num_experts_(whole_down.size(0)) {
@@ -23,8 +33,9 @@ GatedExpertsImpl::GatedExpertsImpl(const at::Tensor& whole_gate_up, const at::Te
   down = register_parameter("down", whole_down.detach());
 }
 
-void GatedExpertsImpl::share(const RankGroup& group, std::string axis) {
-  if (group_) refuse_experts(group.who(), "share()", "the experts are shared already", "one call", "two");
+void GatedExpertsImpl::share(const ExpertRanks& ranks, std::string axis) {
+  const RankGroup& group = ranks.group();
+  if (ranks_) refuse_experts(group.who(), "share()", "the experts are shared already", "one call", "two");
   if (num_experts_ < group.size())
     refuse_experts(group.who(), "experts", "some ranks would have no expert", c10::str(group.size(), " or more"),
                    c10::str(num_experts_));
@@ -36,22 +47,32 @@ void GatedExpertsImpl::share(const RankGroup& group, std::string axis) {
   };
   take("gate_up", gate_up);
   take("down", down);
-  group_ = group;
+  ranks_ = ranks;
   axis_ = std::move(axis);
 }
 
+void GatedExpertsImpl::set_options(const ExpertOptions& options) {
+  if (!ranks_) refuse_experts("", "set_options()", "no ranks share the experts", "share() before", "none");
+  ranks_->set_options(options);
+}
+
 at::Tensor GatedExpertsImpl::forward(const at::Tensor& x, const at::Tensor& experts, const at::Tensor& weights) const {
-  const TokenExchange exchange(experts, num_experts_, group_);
-  const at::Tensor rows = exchange.send(x);
-  const std::vector<at::Tensor> gate_and_up = grouped_linear(rows, gate_up, {}, exchange.rows()).chunk(2, -1);
-  const at::Tensor hidden = at::silu(gate_and_up[0]) * gate_and_up[1];
-  return exchange.bring(grouped_linear(hidden, down, {}, exchange.rows()), weights);
+  const TokenExchange exchange(experts, num_experts_, ranks_);
+  const std::vector<at::Tensor> gates = in_runs(exchange.with_copies(gate_up), exchange);
+  const std::vector<at::Tensor> downs = in_runs(exchange.with_copies(down), exchange);
+  std::size_t at = 0;
+  return exchange.through(x, weights, [&](const at::Tensor& rows, const ExpertRun& run) {
+    const std::vector<at::Tensor> gate_and_up = grouped_linear(rows, gates[at], {}, run.rows).chunk(2, -1);
+    const at::Tensor hidden = at::silu(gate_and_up[0]) * gate_and_up[1];
+    return grouped_linear(hidden, downs[at++], {}, run.rows);
+  });
 }
 
 std::vector<std::pair<std::string, ParameterBox>> GatedExpertsImpl::boxes() const {
-  if (!group_) return {};
-  const std::vector<std::int64_t> sizes = slice_sizes(num_experts_, group_->size());
-  return {{"gate_up", box_of(gate_up, 0, sizes, *group_, axis_)}, {"down", box_of(down, 0, sizes, *group_, axis_)}};
+  if (!ranks_) return {};
+  const RankGroup& group = ranks_->group();
+  const std::vector<std::int64_t> sizes = slice_sizes(num_experts_, group.size());
+  return {{"gate_up", box_of(gate_up, 0, sizes, group, axis_)}, {"down", box_of(down, 0, sizes, group, axis_)}};
 }
 
 }  // namespace zeroth::libtorch

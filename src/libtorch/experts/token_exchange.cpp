@@ -1,4 +1,8 @@
+#include "libtorch/experts/exchange_plan.h"
 #include "libtorch/experts/expert_call.h"
+#include "libtorch/experts/expert_copies.h"
+#include "libtorch/experts/expert_ranks_state.h"
+#include "libtorch/experts/row_moves.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/libtorch/collectives.h>
@@ -7,11 +11,14 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <numeric>
 #include <utility>
@@ -30,6 +37,27 @@ std::vector<std::int64_t> begins_of(const std::vector<std::int64_t>& counts) {
   std::vector<std::int64_t> begins(counts.size());
   std::exclusive_scan(counts.begin(), counts.end(), begins.begin(), std::int64_t{0});
   return begins;
+}
+
+std::int64_t sum_of(const std::vector<std::int64_t>& numbers) {
+  return std::accumulate(numbers.begin(), numbers.end(), std::int64_t{0});
+}
+
+std::int64_t nanoseconds_now() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+/// What ranks must have alike, as one number.
+std::int64_t word_of(const ExpertOptions& options) {
+  return (options.copies << 16) | (static_cast<std::int64_t>(options.pieces) << 8) |
+         (static_cast<std::int64_t>(options.meet) << 1) | (options.two_hops ? 1 : 0);
+}
+
+std::string text_of(std::int64_t word) {
+  constexpr const char* kMeets[] = {"experts", "tokens", "balance"};
+  return c10::str("meet=", kMeets[(word >> 1) & 3], " copies=", word >> 16, " pieces=", (word >> 8) & 127,
+                  (word & 1) != 0 ? " two_hops" : "");
 }
 
 std::string text_of(const at::Tensor& tensor) {
@@ -61,118 +89,225 @@ std::vector<std::int64_t> count_choices(const at::Tensor& chosen, std::int64_t n
   return counts;
 }
 
-TokenExchange::TokenExchange(const at::Tensor& experts, std::int64_t num_experts, std::optional<RankGroup> group)
-    : group_(std::move(group)) {
+TokenExchange::TokenExchange(const at::Tensor& experts, std::int64_t num_experts, std::optional<ExpertRanks> ranks)
+    : ranks_(std::move(ranks)) {
   const bool is_index = experts.defined() && (experts.scalar_type() == at::kLong || experts.scalar_type() == at::kInt);
   if (!is_index || experts.dim() != 2)
     refuse_experts(who(), "experts", "these are no choices of experts", "int64 or int32 [tokens, choices]",
                    text_of(experts));
-  if (num_experts < ranks())
-    refuse_experts(who(), "num_experts", "some ranks would have no expert", c10::str(ranks(), " or more, one a rank"),
-                   c10::str(num_experts));
+  const int group_size = this->ranks();
+  if (num_experts < group_size)
+    refuse_experts(who(), "num_experts", "some ranks would have no expert",
+                   c10::str(group_size, " or more, one a rank"), c10::str(num_experts));
   const at::NoGradGuard no_gradient;
   tokens_ = experts.size(0);
   choices_ = experts.size(1);
   const at::Tensor chosen = experts.detach().to(at::kCPU, at::kLong).contiguous();
-  const std::int64_t* const expert_of_choice = chosen.data_ptr<std::int64_t>();
-  const std::int64_t all = tokens_ * choices_;
-
   chosen_ = count_choices(chosen, num_experts, who());
-  const std::int64_t routed = std::accumulate(chosen_.begin(), chosen_.end(), std::int64_t{0});
+  const ExpertCounts counts = meet();
+  const bool is_alone = group_size == 1;
+  lay_out(plan_exchange(counts, rank(), is_alone ? MeetAt::kExperts : ranks_->options().meet,
+                        is_alone ? 0 : ranks_->options().copies, is_alone ? 1 : ranks_->pieces()),
+          chosen, experts.device());
+}
+
+void TokenExchange::lay_out(const ExchangePlan& plan, const at::Tensor& chosen, at::Device device) {
+  here_ = plan.here;
+  copies_ = plan.copies;
+  for (const PiecePlan& from : plan.pieces) {
+    runs_.push_back({.first = from.first, .count = from.count, .rows = from.rows});
+    rows_.insert(rows_.end(), from.rows.begin(), from.rows.end());
+    Piece& piece = pieces_.emplace_back();
+    piece.given = from.given;
+    piece.taken = from.taken;
+    if (ranks() > 1 && ranks_->options().two_hops) piece.of_pairs = from.of_pairs;
+    piece.sent = sum_of(from.given);
+    piece.received = sum_of(from.taken);
+    if (from.count < 2 || std::ranges::count_if(from.taken, [](std::int64_t rows) { return rows > 0; }) < 2) continue;
+    const std::vector<std::int64_t> source_of_row = rows_by_expert(from);
+    auto [by_expert, source] = new_indices(piece.received);
+    auto [by_rank, place] = new_indices(piece.received);
+    std::ranges::copy(source_of_row, source);
+    for (std::int64_t row = 0; row < piece.received; ++row) place[source[row]] = row;
+    piece.by_expert = by_expert.to(device);
+    piece.by_rank = by_rank.to(device);
+  }
+  const std::int64_t all = tokens_ * choices_;
+  const std::int64_t routed = sum_of(chosen_);
   auto [token_of_slot, tokens] = new_indices(routed);
   auto [slot_of_choice, slots] = new_indices(all);
-  std::vector<std::int64_t> next = begins_of(chosen_);
+  std::vector<std::int64_t> next(chosen_.size());
+  std::int64_t begin = 0;
+  for (const std::int64_t expert : plan.order) {
+    next[static_cast<std::size_t>(expert)] = begin;
+    begin += chosen_[static_cast<std::size_t>(expert)];
+  }
+  const std::int64_t* const expert_of_choice = chosen.data_ptr<std::int64_t>();
   for (std::int64_t choice = 0; choice < all; ++choice) {
     const std::int64_t expert = expert_of_choice[choice];
     slots[choice] = expert < 0 ? 0 : next[static_cast<std::size_t>(expert)]++;
     if (expert >= 0) tokens[slots[choice]] = choice / choices_;
   }
-  if (routed < all) is_routed_ = chosen.ge(0);
-
-  if (ranks() == 1) {
-    rows_ = chosen_;
-    auto [expert_of_row, expert_of] = new_indices(routed);
-    for (std::int64_t expert = 0; expert < num_experts; ++expert)
-      expert_of = std::fill_n(expert_of, chosen_[static_cast<std::size_t>(expert)], expert);
-    expert_of_row_ = std::move(expert_of_row);
-  } else {
-    meet();
-  }
-  const at::Device device = experts.device();
   token_of_slot_ = token_of_slot.to(device);
   slot_of_choice_ = slot_of_choice.to(device);
-  if (is_routed_.defined()) is_routed_ = is_routed_.to(device);
-  if (by_expert_.defined()) by_expert_ = by_expert_.to(device);
-  if (by_rank_.defined()) by_rank_ = by_rank_.to(device);
-  expert_of_row_ = expert_of_row_.to(device);
+  if (routed < all) is_routed_ = chosen.ge(0).to(device);
+  auto [expert_of_row, expert_of] = new_indices(sum_of(rows_));
+  for (std::size_t here = 0; here < rows_.size(); ++here)
+    expert_of = std::fill_n(expert_of, rows_[here], static_cast<std::int64_t>(here));
+  expert_of_row_ = expert_of_row.to(device);
 }
 
-void TokenExchange::meet() {
-  const auto num_experts = static_cast<std::int64_t>(chosen_.size());
-  const std::vector<std::int64_t> experts_of = slice_sizes(num_experts, ranks());
+ExpertCounts TokenExchange::meet() {
+  if (ranks() == 1) return {chosen_};
+  ExpertRanks::State& state = ranks_->state();
+  const RankGroup& group = ranks_->group();
   const auto peers = static_cast<std::size_t>(ranks());
-  const auto own = static_cast<std::size_t>(experts_of[static_cast<std::size_t>(group_->rank())]);
-  auto [told, counts] = new_indices(num_experts);
-  std::copy(chosen_.begin(), chosen_.end(), counts);
-  const at::Tensor heard =
-      all_to_all(told, 0, 0, *group_, experts_of, std::vector<std::int64_t>(peers, static_cast<std::int64_t>(own)));
-  const std::int64_t* const from = heard.data_ptr<std::int64_t>();  // [peers][own experts]
-  sent_.assign(peers, 0);
-  taken_.assign(peers, 0);
-  rows_.assign(own, 0);
-  for (std::size_t rank = 0, expert = 0; rank < peers; ++rank) {
-    for (std::int64_t left = experts_of[rank]; left > 0; --left) sent_[rank] += chosen_[expert++];
-    for (std::size_t mine = 0; mine < own; ++mine) {
-      const std::int64_t count = from[rank * own + mine];
-      taken_[rank] += count;
-      rows_[mine] += count;
-    }
+  const std::vector<std::int64_t> sizes = slice_sizes(static_cast<std::int64_t>(chosen_.size()), ranks());
+  const std::vector<std::int64_t> first = begins_of(sizes);
+  const std::int64_t words[] = {word_of(state.options), state.trials.take_own()};
+  const bool all_know_all = state.options.meet != MeetAt::kExperts || state.options.two_hops;
+  const std::int64_t told_each = all_know_all ? static_cast<std::int64_t>(chosen_.size()) : sizes[rank()];
+  at::Tensor heard;
+  if (all_know_all) {
+    auto [told, out] = new_indices(told_each + 2);
+    std::copy_n(words, 2, std::ranges::copy(chosen_, out).out);
+    heard = all_gather(told, 0, group);
+  } else {
+    std::vector<std::int64_t> told_sizes = sizes;
+    for (std::int64_t& size : told_sizes) size += 2;
+    auto [told, out] = new_indices(sum_of(told_sizes));
+    for (std::size_t peer = 0; peer < peers; ++peer)
+      out = std::copy_n(words, 2, std::copy_n(chosen_.data() + first[peer], sizes[peer], out));
+    heard = all_to_all(told, 0, 0, group, told_sizes, std::vector<std::int64_t>(peers, told_each + 2));
   }
-  const std::int64_t received = std::accumulate(rows_.begin(), rows_.end(), std::int64_t{0});
-  auto [by_expert, source] = new_indices(received);
-  auto [by_rank, place] = new_indices(received);
-  auto [expert_of_row, expert_of] = new_indices(received);
-  std::vector<std::int64_t> next = begins_of(rows_);
-  std::int64_t row = 0;  // in the order in which the rows come
-  for (std::size_t rank = 0; rank < peers; ++rank) {
-    for (std::size_t mine = 0; mine < own; ++mine) {
-      for (std::int64_t left = from[rank * own + mine]; left > 0; --left, ++row) {
-        const std::int64_t to = next[mine]++;
-        source[to] = row;
-        place[row] = to;
-        expert_of[to] = static_cast<std::int64_t>(mine);
-      }
-    }
+  ExpertCounts counts(peers, std::vector<std::int64_t>(chosen_.size(), 0));
+  counts[rank()] = chosen_;
+  std::int64_t slowest = 0;
+  const std::int64_t* from = heard.data_ptr<std::int64_t>();
+  for (std::size_t peer = 0; peer < peers; ++peer) {
+    std::copy_n(from, told_each, counts[peer].data() + (all_know_all ? 0 : first[rank()]));
+    from += told_each;
+    if (const std::int64_t word = *from++; word != words[0])
+      throw Error(ErrorCode::kMismatch, "ranks let tokens and experts meet in other ways",
+                  {.where = "libtorch.experts",
+                   .who = who(),
+                   .which = "options of the experts' ranks",
+                   .expected = text_of(words[0]),
+                   .got = c10::str(text_of(word), " on rank ", peer),
+                   .hint = "change them on all ranks between the same two forwards"});
+    slowest = std::max(slowest, *from++);
   }
-  by_expert_ = std::move(by_expert);
-  by_rank_ = std::move(by_rank);
-  expert_of_row_ = std::move(expert_of_row);
+  state.trials.heard(slowest);
+  state.pieces = state.options.pieces > 0 ? state.options.pieces : state.trials.next(sizes.back());
+  return counts;
 }
 
-at::Tensor TokenExchange::send(const at::Tensor& x) const {
+RowTraffic TokenExchange::traffic_of(std::size_t piece) const {
+  const Piece& own = pieces_[piece];
+  return {.given = own.given, .taken = own.taken, .of_pairs = own.of_pairs};
+}
+
+std::vector<MovingRows> TokenExchange::depart(const at::Tensor& x) const {
   if (!x.defined() || x.dim() != 2 || x.size(0) != tokens_)
     refuse_experts(who(), "x", "these are not the tokens of the choices", c10::str("[", tokens_, ", features]"),
                    text_of(x));
   const at::Tensor sent = at::index_select(x, 0, token_of_slot_);
-  if (ranks() == 1) return sent;
-  return at::index_select(all_to_all(sent, 0, 0, *group_, sent_, taken_), 0, by_expert_);
+  if (ranks() == 1) return {{.rows = sent}};
+  std::vector<std::int64_t> sizes;
+  for (const Piece& piece : pieces_) sizes.push_back(piece.sent);
+  const std::vector<at::Tensor> of_pieces = sizes.size() == 1 ? std::vector{sent} : sent.split_with_sizes(sizes);
+  std::vector<MovingRows> moving;
+  for (std::size_t piece = 0; piece < sizes.size(); ++piece)
+    moving.push_back(start_rows(of_pieces[piece], traffic_of(piece), *ranks_));
+  return moving;
 }
 
-at::Tensor TokenExchange::bring(const at::Tensor& y, const at::Tensor& weights) const {
-  if (!y.defined() || y.dim() != 2 || y.size(0) != expert_of_row_.size(0))
+at::Tensor TokenExchange::arrive(MovingRows moving, std::size_t piece) const {
+  if (ranks() == 1) return moving.rows;
+  const at::Tensor rows = take_rows_of(moving);
+  const at::Tensor& by_expert = pieces_[piece].by_expert;
+  return by_expert.defined() ? at::index_select(rows, 0, by_expert) : rows;
+}
+
+MovingRows TokenExchange::give_back(const at::Tensor& y, std::size_t piece) const {
+  const Piece& own = pieces_[piece];
+  if (!y.defined() || y.dim() != 2 || y.size(0) != own.received)
     refuse_experts(who(), "y", "these are not the results of the rows of send()",
-                   c10::str("[", expert_of_row_.size(0), ", features]"), text_of(y));
+                   c10::str("[", own.received, ", features]"), text_of(y));
+  if (ranks() == 1) return {.rows = y};
+  const at::Tensor rows = own.by_rank.defined() ? at::index_select(y, 0, own.by_rank) : y;
+  return start_rows(rows, traffic_of(piece).reversed(), *ranks_);
+}
+
+at::Tensor TokenExchange::collect(const std::vector<MovingRows>& moving, const at::Tensor& weights) const {
+  std::vector<at::Tensor> of_pieces;
+  for (const MovingRows& one : moving) of_pieces.push_back(ranks() == 1 ? one.rows : take_rows_of(one));
+  at::Tensor results = of_pieces.size() == 1 ? of_pieces.front() : at::cat(of_pieces);
+  const std::int64_t width = results.size(1);
+  // No row: then no choice is routed, and there is nothing to select.
+  if (results.size(0) == 0) results = at::zeros({1, width}, results.options()) + results.sum(0, /*keepdim=*/true);
+  at::Tensor scale = weights;
+  if (is_routed_.defined()) scale = scale.masked_fill(is_routed_.logical_not(), 0);
+  const at::Tensor of_choices = at::index_select(results, 0, slot_of_choice_).view({tokens_, choices_, width});
+  return (of_choices * scale.unsqueeze(-1).to(results.scalar_type())).sum(1);
+}
+
+void TokenExchange::require_weights(const at::Tensor& weights) const {
   if (!weights.defined() || weights.dim() != 2 || weights.size(0) != tokens_ || weights.size(1) != choices_)
     refuse_experts(who(), "weights", "these are not the weights of the choices",
                    c10::str("[", tokens_, ", ", choices_, "]"), text_of(weights));
-  at::Tensor results = y;
-  if (ranks() > 1) results = all_to_all(at::index_select(y, 0, by_rank_), 0, 0, *group_, taken_, sent_);
-  // No row: then no choice is routed, and there is nothing to select.
-  if (results.size(0) == 0) results = at::zeros({1, y.size(1)}, y.options()) + results.sum(0, /*keepdim=*/true);
-  at::Tensor scale = weights;
-  if (is_routed_.defined()) scale = scale.masked_fill(is_routed_.logical_not(), 0);
-  const at::Tensor of_choices = at::index_select(results, 0, slot_of_choice_).view({tokens_, choices_, y.size(1)});
-  return (of_choices * scale.unsqueeze(-1).to(y.scalar_type())).sum(1);
+}
+
+at::Tensor TokenExchange::send(const at::Tensor& x) const {
+  std::vector<MovingRows> moving = depart(x);
+  std::vector<at::Tensor> rows;
+  for (std::size_t piece = 0; piece < moving.size(); ++piece) rows.push_back(arrive(std::move(moving[piece]), piece));
+  return rows.size() == 1 ? rows.front() : at::cat(rows);
+}
+
+at::Tensor TokenExchange::bring(const at::Tensor& y, const at::Tensor& weights) const {
+  require_weights(weights);
+  const std::int64_t received = sum_of(rows_);
+  if (!y.defined() || y.dim() != 2 || y.size(0) != received)
+    refuse_experts(who(), "y", "these are not the results of the rows of send()",
+                   c10::str("[", received, ", features]"), text_of(y));
+  std::vector<MovingRows> moving;
+  if (pieces_.size() == 1) {
+    moving.push_back(give_back(y, 0));
+  } else {
+    std::vector<std::int64_t> sizes;
+    for (const Piece& piece : pieces_) sizes.push_back(piece.received);
+    const std::vector<at::Tensor> of_pieces = y.split_with_sizes(sizes);
+    for (std::size_t piece = 0; piece < sizes.size(); ++piece) moving.push_back(give_back(of_pieces[piece], piece));
+  }
+  return collect(moving, weights);
+}
+
+at::Tensor TokenExchange::through(const at::Tensor& x, const at::Tensor& weights, const Compute& compute) const {
+  require_weights(weights);
+  const std::int64_t began = nanoseconds_now();
+  std::vector<MovingRows> coming = depart(x);
+  std::vector<MovingRows> going;
+  for (std::size_t piece = 0; piece < coming.size(); ++piece)
+    going.push_back(give_back(compute(arrive(std::exchange(coming[piece], {}), piece), runs_[piece]), piece));
+  const at::Tensor sum = collect(going, weights);
+  if (ranks() > 1) ranks_->state().trials.measured(nanoseconds_now() - began);
+  return sum;
+}
+
+std::vector<std::int64_t> TokenExchange::sizes_of_runs() const {
+  std::vector<std::int64_t> sizes;
+  for (const ExpertRun& run : runs_) sizes.push_back(run.count);
+  return sizes;
+}
+
+at::Tensor TokenExchange::with_copies(const at::Tensor& parameter) const {
+  if (std::ranges::all_of(copies_, [](const auto& of_rank) { return of_rank.empty(); })) return parameter;
+  const auto own = static_cast<std::int64_t>(here_.size() - copies_[rank()].size());
+  if (!parameter.defined() || parameter.dim() < 1 || parameter.size(0) != own)
+    refuse_experts(who(), "parameter", "this is not one block for each own expert", c10::str("[", own, ", ...]"),
+                   text_of(parameter));
+  return with_copies_of_experts(parameter, copies_, static_cast<std::int64_t>(chosen_.size()), *ranks_);
 }
 
 }  // namespace zeroth::libtorch

@@ -326,4 +326,47 @@ std::vector<at::Tensor> shift_along_ring(const std::vector<at::Tensor>& tensors,
   return taken;
 }
 
+std::unique_ptr<PendingPoints> start_rows_between(const at::Tensor& sent, std::span<const RowsOfRank> give,
+                                                  const at::Tensor& taken, std::span<const RowsOfRank> take,
+                                                  const RankGroup& group, const CallName& name) {
+  const MessageTag tag = tag_of(name, with(sent.sizes(), 0, 0));
+  const DType dtype = *dtype_of(sent.scalar_type());
+  const std::int64_t elements = elements_of(with(sent.sizes(), 0, 1));
+  const auto bytes_before = [&](std::int64_t row) {
+    return static_cast<std::size_t>(row * elements) * sent.element_size();
+  };
+  std::vector<Collective> points;
+  const auto add = [&](const RowsOfRank& rows, CollectiveKind kind) -> Collective* {
+    if (rows.rank == group.rank() || rows.count * elements == 0) return nullptr;
+    points.push_back({.kind = kind,
+                      .in_dtype = dtype,
+                      .out_dtype = dtype,
+                      .counts = {rows.count * elements},
+                      .root = rows.rank,
+                      .tag = tag});
+    return &points.back();
+  };
+  for (const RowsOfRank& rows : give)
+    if (Collective* const send = add(rows, CollectiveKind::kSend))
+      send->send = bytes_of(sent) + bytes_before(rows.first);
+  for (const RowsOfRank& rows : take)
+    if (Collective* const recv = add(rows, CollectiveKind::kRecv))
+      recv->recv = static_cast<std::byte*>(taken.mutable_data_ptr()) + bytes_before(rows.first);
+  return points.empty() ? nullptr : group.communicator().start(points);
+}
+
+std::unique_ptr<PendingPoints> start_rows_of_ranks(const at::Tensor& sent, SizeSpan given, const at::Tensor& taken,
+                                                   SizeSpan from, const RankGroup& group, const CallName& name) {
+  const auto runs_of = [](SizeSpan counts) {
+    std::vector<RowsOfRank> runs;
+    std::int64_t first = 0;
+    for (const std::int64_t count : counts) {
+      runs.push_back({static_cast<int>(runs.size()), first, count});
+      first += count;
+    }
+    return runs;
+  };
+  return start_rows_between(sent, runs_of(given), taken, runs_of(from), group, name);
+}
+
 }  // namespace zeroth::libtorch

@@ -1,6 +1,7 @@
 // Calls of a RankGroup with tensors, without autograd: layout of slices along any dim, errors that name the call.
 #pragma once
 
+#include <zeroth/comm/pending_points.h>
 #include <zeroth/libtorch/collectives.h>
 #include <zeroth/libtorch/rank_group.h>
 
@@ -8,6 +9,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -74,6 +76,25 @@ void require_one_a_rank(const std::vector<std::int64_t>& sizes, const RankGroup&
                                         const CallName& name);
 [[nodiscard]] std::vector<at::Tensor> shift_along_ring(const std::vector<at::Tensor>& tensors, int by,
                                                        const RankGroup& group, const CallName& name);
+
+/// Rows of dim 0 of a tensor, for a rank or from it.
+struct RowsOfRank {
+  int rank = 0;
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+};
+/// Starts a message for each run of rows; several for one rank come in their order. See start_rows_of_ranks().
+[[nodiscard]] std::unique_ptr<PendingPoints> start_rows_between(const at::Tensor& sent,
+                                                                std::span<const RowsOfRank> give,
+                                                                const at::Tensor& taken,
+                                                                std::span<const RowsOfRank> take,
+                                                                const RankGroup& group, const CallName& name);
+/// Starts messages with rows of dim 0 to and from the other ranks; rows for each rank and from each, in rank order. Own
+/// rows are not moved. Memory of the host, contiguous, of one shape but for dim 0; it lives until the messages are
+/// done. Null if there are none.
+[[nodiscard]] std::unique_ptr<PendingPoints> start_rows_of_ranks(const at::Tensor& sent, SizeSpan given,
+                                                                 const at::Tensor& taken, SizeSpan from,
+                                                                 const RankGroup& group, const CallName& name);
 
 /// Own part of a dim that is cut into `sizes`.
 struct OwnPart {

@@ -1,6 +1,7 @@
 // Experts on several ranks are like one process: values, gradients, boxes, bytes; and routers are what their headers
 // say.
 #include "support/error_of.h"
+#include "support/thread_ranks.h"
 #include "support/torch_ranks.h"
 
 #include <zeroth/comm/mesh.h>
@@ -22,6 +23,7 @@
 #include <numeric>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -29,6 +31,8 @@ namespace zeroth::test {
 namespace {
 
 using libtorch::ExpertLoad;
+using libtorch::ExpertOptions;
+using libtorch::ExpertRanks;
 using libtorch::GatedExperts;
 using libtorch::KeepBy;
 using libtorch::RankGroup;
@@ -98,8 +102,24 @@ Tensor by_loops(const Tokens& tokens, const Tensor& gate_up, const Tensor& down)
   return rows.empty() ? torch::zeros({0, kWidth}, torch::kFloat64) : torch::stack(rows);
 }
 
+/// Ranks of one memory, or `per_node` on each node.
+void on_expert_nodes(int size, int per_node, const std::function<void(const RankGroup& ep)>& body) {
+  if (per_node == 0) return on_expert_ranks(size, body);
+  ThreadRanksOptions options{.transport = ThreadTransport::kLevels};
+  options.comm.nodes = nodes_of_ranks(size, per_node);
+  try_ranks(
+      size,
+      [&](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {
+        at::set_num_threads(1);
+        body(RankGroup(Communicator(backend)));
+      },
+      options)
+      .require_ok();
+}
+
 /// Rank r has the tokens r.
-void try_experts(const std::vector<Tokens>& tokens, const std::string& what) {
+void try_experts(const std::vector<Tokens>& tokens, const std::string& what, const ExpertOptions& options = {},
+                 int per_node = 0) {
   const Tensor gate_up = numbers({kExperts, 2 * kHidden, kWidth}, 1).requires_grad_();
   const Tensor down = numbers({kExperts, kWidth, kHidden}, 2).requires_grad_();
   std::vector<Tensor> expected;
@@ -114,12 +134,12 @@ void try_experts(const std::vector<Tokens>& tokens, const std::string& what) {
   const auto gradient_of = [](const Tensor& tensor) {
     return tensor.grad().defined() ? tensor.grad() : torch::zeros_like(tensor);
   };
-  on_expert_ranks(static_cast<int>(tokens.size()), [&](const RankGroup& ep) {
+  on_expert_nodes(static_cast<int>(tokens.size()), per_node, [&](const RankGroup& ep) {
     const Tokens& of_rank = tokens[static_cast<std::size_t>(ep.rank())];
     const Tensor x = of_rank.x.detach().clone().requires_grad_();
     const Tensor weights = of_rank.weights.detach().clone().requires_grad_();
     GatedExperts experts(gate_up.detach().clone(), down.detach().clone());
-    experts->share(ep);
+    experts->share(ExpertRanks(ep, options));
     const Tensor out = experts->forward(x, of_rank.experts, weights);
     require_near(out, expected[static_cast<std::size_t>(ep.rank())], what + ": output");
     (out * of_rank.target).sum().backward();
@@ -179,14 +199,144 @@ TEST(Experts, BytesAreThoseOfTheFormula) {
     reset_received(ep.communicator());
     const Tensor out = experts->forward(x, tokens[own].experts, tokens[own].weights.detach());
     const std::uint64_t forward = received_bytes(ep.communicator());
-    std::uint64_t expected = 8 * 2 * static_cast<std::uint64_t>(sizes[own]);
+    const std::uint64_t numbers_of_peers = 8 * 2 * (static_cast<std::uint64_t>(sizes[own]) + 2);
+    std::uint64_t expected = numbers_of_peers;
     for (std::size_t peer = 0; peer < 3; ++peer) {
       if (peer != own) expected += 8 * kWidth * (rows[peer][own] + rows[own][peer]);
     }
     require(forward == expected, std::to_string(forward) + " bytes for " + std::to_string(expected));
     out.sum().backward();
     const std::uint64_t backward = received_bytes(ep.communicator()) - forward;
-    require(backward == expected - 8 * 2 * static_cast<std::uint64_t>(sizes[own]), "bytes of the backward");
+    require(backward == expected - numbers_of_peers, "bytes of the backward");
+  });
+}
+
+TEST(Experts, TokensAndExpertsMeetInAnyWay) {
+  std::vector<Tokens> uneven{Tokens(9, 10), Tokens(1, 20), Tokens(30, 30)};
+  std::vector<Tokens> to_one{Tokens(9, 10), Tokens(5, 20), Tokens(0, 30), Tokens(7, 40)};
+  for (Tokens& one : to_one) one.experts.fill_(3);
+  struct Way {
+    const char* name;
+    ExpertOptions options;
+    int per_node = 0;
+  };
+  const std::vector<Way> ways{
+      {"two pieces", {.pieces = 2}},
+      {"four pieces, of fewer experts", {.pieces = 4}},
+      {"measured pieces", {.pieces = 0}},
+      {"experts travel", {.meet = MeetAt::kTokens, .copies = kExperts}},
+      {"one of them", {.meet = MeetAt::kTokens, .copies = 1, .pieces = 2}},
+      {"no copy is allowed", {.meet = MeetAt::kTokens, .copies = 0}},
+      {"balance", {.meet = MeetAt::kBalance, .copies = 1}},
+      {"balance of many", {.meet = MeetAt::kBalance, .copies = 3, .pieces = 2}},
+  };
+  for (const Way& way : ways) {
+    try_experts(uneven, c10::str("three ranks, ", way.name), way.options);
+    try_experts(to_one, c10::str("all to one expert, ", way.name), way.options);
+  }
+  for (const Way& way : ways) {
+    ExpertOptions hops = way.options;
+    hops.two_hops = true;
+    try_experts(to_one, c10::str("two hops, all to one expert, ", way.name), hops, 2);
+    const std::vector<Tokens> four{Tokens(9, 10), Tokens(1, 20), Tokens(0, 30), Tokens(17, 40)};
+    try_experts(four, c10::str("two hops, ", way.name), hops, 2);
+  }
+}
+
+TEST(Experts, PiecesAndHopsChangeNoBit) {
+  const std::vector<Tokens> tokens{Tokens(40, 10), Tokens(3, 20), Tokens(17, 30), Tokens(9, 40)};
+  std::vector<std::vector<Tensor>> first(4);
+  for (const ExpertOptions& options :
+       {ExpertOptions{}, ExpertOptions{.pieces = 2}, ExpertOptions{.pieces = 3, .two_hops = true}}) {
+    on_expert_nodes(4, 2, [&](const RankGroup& ep) {
+      const Tokens& own = tokens[static_cast<std::size_t>(ep.rank())];
+      const std::int64_t many = 9;
+      GatedExperts experts(numbers({many, 2 * kHidden, kWidth}, 1).requires_grad_(),
+                           numbers({many, kWidth, kHidden}, 2).requires_grad_());
+      experts->gate_up.requires_grad_();
+      experts->down.requires_grad_();
+      experts->share(ExpertRanks(ep, options));
+      const Tensor x = own.x.detach().clone().requires_grad_();
+      const Tensor out = experts->forward(x, own.experts, own.weights.detach());
+      (out * own.target).sum().backward();
+      std::vector<Tensor>& wanted = first[static_cast<std::size_t>(ep.rank())];
+      const std::vector<Tensor> got{out, x.grad(), experts->gate_up.grad(), experts->down.grad()};
+      if (wanted.empty()) wanted = got;
+      for (std::size_t at = 0; at < got.size(); ++at)
+        require(torch::equal(got[at], wanted[at]), c10::str("number ", at, " with ", options.pieces, " pieces"));
+    });
+  }
+}
+
+TEST(Experts, CopiesTakeTheBytesAndTheMemoryThatTheyMay) {
+  // All rows of four ranks choose the experts 0 and 1 of rank 0.
+  std::vector<Tokens> tokens{Tokens(8, 10), Tokens(8, 20), Tokens(8, 30), Tokens(8, 40)};
+  for (Tokens& one : tokens) {
+    one.experts.select(1, 0).fill_(0);
+    one.experts.select(1, 1).fill_(1);
+  }
+  on_expert_ranks(4, [&](const RankGroup& ep) {
+    const auto at = static_cast<std::size_t>(ep.rank());
+    const ExpertRanks ranks(ep, {.meet = MeetAt::kTokens, .copies = 2});
+    GatedExperts experts(numbers({8, 2 * kHidden, kWidth}, 1), numbers({8, kWidth, kHidden}, 2));
+    experts->gate_up.requires_grad_();
+    experts->down.requires_grad_();
+    experts->share(ranks);
+    const auto bytes_of_forward = [&] {
+      reset_received(ep.communicator());
+      const Tensor out = experts->forward(tokens[at].x.detach(), tokens[at].experts, tokens[at].weights.detach());
+      const std::uint64_t forward = received_bytes(ep.communicator());
+      out.sum().backward();
+      return std::pair{forward, received_bytes(ep.communicator()) - forward};
+    };
+    const std::uint64_t of_expert = 8 * 3 * kHidden * kWidth;
+    const std::uint64_t all_numbers = 8 * (8 + 2) * 3;
+    const bool is_owner = ep.rank() == 0;
+    auto [forward, backward] = bytes_of_forward();
+    require(forward == all_numbers + (is_owner ? 0 : 2 * of_expert), c10::str(forward, " bytes of chosen experts"));
+    require(backward == (is_owner ? 3 * 2 * of_expert : 0), c10::str(backward, " bytes of their gradients"));
+    // The same layout for another way: the change itself moves nothing.
+    reset_received(ep.communicator());
+    experts->set_options({.meet = MeetAt::kExperts});
+    require(received_bytes(ep.communicator()) == 0, "a change of the way moves bytes");
+    std::tie(forward, backward) = bytes_of_forward();
+    const std::uint64_t rows = 8 * kWidth * 16;
+    require(forward == 8 * (2 + 2) * 3 + (is_owner ? 3 * rows : rows), c10::str(forward, " bytes of rows"));
+    const std::vector<std::vector<std::int64_t>> expected{{0, 1}, {2, 3}, {4, 5}, {6, 7}};
+    const TokenExchange at_home(tokens[at].experts, 8, ExpertRanks(ep));
+    require(at_home.experts_here() == expected[at], "experts of this rank");
+    const TokenExchange even(tokens[at].experts, 8, ExpertRanks(ep, {.meet = MeetAt::kBalance, .copies = 2}));
+    require(even.expert_of_row().size(0) == 16, "rows of a rank, where they are even");
+    require(even.experts_here().size() <= 4, "more copies than may be");
+    require(even.expert_of_row().lt(static_cast<std::int64_t>(even.experts_here().size())).all().item<bool>(),
+            "places");
+  });
+}
+
+TEST(Experts, RanksAgreeOnTheirWay) {
+  on_expert_ranks(2, [&](const RankGroup& ep) {
+    const Tensor choices = torch::zeros({3, 2}, torch::kLong);
+    const ExpertRanks ranks(ep, {.pieces = ep.rank() + 1});
+    const std::string text = error_of(ErrorCode::kMismatch, [&] { (void)TokenExchange(choices, 4, ranks); });
+    require(text.find("pieces=1") != std::string::npos && text.find("pieces=2") != std::string::npos, text);
+    for (const ExpertOptions& wrong : {ExpertOptions{.copies = -1}, ExpertOptions{.pieces = -1}, {.pieces = 65}})
+      (void)error_of(ErrorCode::kUsage, [&] { ranks.set_options(wrong); });
+  });
+  on_expert_ranks(3, [&](const RankGroup& ep) {
+    const ExpertRanks ranks(ep, {.pieces = 0});
+    std::vector<std::int64_t> tried;
+    const Tensor x = numbers({12, kWidth}, 1);
+    for (int call = 0; call < 14; ++call) {
+      const TokenExchange exchange(torch::arange(12).remainder(11).unsqueeze(1), 11, ranks);
+      tried.push_back(ranks.pieces());
+      (void)exchange.through(x, torch::ones({12, 1}, torch::kFloat64),
+                             [](const Tensor& rows, const libtorch::ExpertRun& /*run*/) { return rows; });
+    }
+    // Three experts on each rank: 4 pieces are no candidate.
+    require(tried[0] == 1 && tried[2] == 1 && tried[3] == 2 && tried[5] == 2, "trials come in their order");
+    require(tried[6] == tried[13] && tried[13] <= 2, "then one stays");
+    const Tensor all = libtorch::all_gather(torch::tensor(tried), 0, ep).view({3, -1});
+    require(torch::equal(all[0], all[1]) && torch::equal(all[0], all[2]), "ranks have other numbers of pieces");
   });
 }
 

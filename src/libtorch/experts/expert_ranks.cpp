@@ -1,0 +1,80 @@
+#include "libtorch/experts/expert_call.h"
+#include "libtorch/experts/expert_ranks_state.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+namespace zeroth::libtorch {
+namespace {
+
+constexpr int kMostPieces = 64;
+
+Hops hops_of(const RankGroup& group) {
+  CommBackend& backend = group.communicator().backend();
+  const std::span<const int> nodes = backend.node_sizes();
+  const int of_node = nodes.front();
+  if (std::ranges::any_of(nodes, [&](int size) { return size != of_node; }))
+    refuse_experts(group.who(), "two_hops", "nodes have other numbers of ranks", "as many ranks of the group on each",
+                   c10::str(std::vector<int>(nodes.begin(), nodes.end())));
+  const int rank = group.rank();
+  // All ranks make both calls.
+  std::shared_ptr<CommBackend> inner = backend.split(rank / of_node, rank, "node");
+  std::shared_ptr<CommBackend> outer = backend.split(rank % of_node, rank, "nodes");
+  return {.inner = RankGroup(Communicator(std::move(inner)), group.rethrow()),
+          .outer = RankGroup(Communicator(std::move(outer)), group.rethrow())};
+}
+
+}  // namespace
+
+int PieceTrials::next(std::int64_t most) {
+  for (std::size_t at = 0; at < candidates_.size(); ++at) {
+    if (candidates_[at].times >= kTimes || candidates_[at].pieces > std::max<std::int64_t>(most, 1)) continue;
+    last_ = at;
+    return candidates_[at].pieces;
+  }
+  const auto better = [](const Candidate& a, const Candidate& b) {
+    return a.times > 0 && (b.times == 0 || a.least < b.least);
+  };
+  last_ = static_cast<std::size_t>(std::ranges::min_element(candidates_, better) - candidates_.begin());
+  return candidates_[last_].pieces;
+}
+
+void PieceTrials::heard(std::int64_t nanoseconds) {
+  Candidate& last = candidates_[last_];
+  if (nanoseconds == 0 || last.times >= kTimes) return;
+  last.least = last.times == 0 ? nanoseconds : std::min(last.least, nanoseconds);
+  ++last.times;
+}
+
+ExpertRanks::ExpertRanks(RankGroup group, ExpertOptions options)
+    : state_(std::make_shared<State>(State{.group = std::move(group)})) {
+  set_options(options);
+}
+
+const RankGroup& ExpertRanks::group() const {
+  return state_->group;
+}
+
+const ExpertOptions& ExpertRanks::options() const {
+  return state_->options;
+}
+
+int ExpertRanks::pieces() const {
+  return state_->pieces;
+}
+
+void ExpertRanks::set_options(ExpertOptions options) const {
+  const std::string who = state_->group.who();
+  if (options.copies < 0)
+    refuse_experts(who, "copies", "a rank has less than no copy", "0 or more", c10::str(options.copies));
+  if (options.pieces < 0 || options.pieces > kMostPieces)
+    refuse_experts(who, "pieces", "there are no such pieces", c10::str("0 (measured) to ", kMostPieces),
+                   c10::str(options.pieces));
+  if (options.two_hops && !state_->hops) state_->hops.emplace(hops_of(state_->group));
+  state_->options = options;
+}
+
+}  // namespace zeroth::libtorch
