@@ -275,14 +275,15 @@ void GptImpl::share_sequence(const RankGroup& group) {
   }
 }
 
-void GptImpl::share_experts(const RankGroup& group) {
+void GptImpl::share_experts(const zeroth::libtorch::ExpertRanks& ranks) {
+  const RankGroup& group = ranks.group();
   require_same_weights(group, "experts");
   for (auto& unit : units_) {
     ZR_CHECK(unit->inner()->moe(), zeroth::ErrorCode::kUsage, "the model has no experts that ranks could share",
              {.where = "zeroth-gpt --mesh",
               .which = "ep=" + std::to_string(group.size()),
               .expected = "--experts " + std::to_string(group.size()) + " or more"});
-    unit->inner()->moe()->share_experts(group);
+    unit->inner()->moe()->share_experts(ranks.of_another_layer());
   }
 }
 

@@ -135,7 +135,7 @@ class MoeImpl : public torch::nn::Module {
   explicit MoeImpl(const ModelOptions& options);
   torch::Tensor forward(const torch::Tensor& x_BTD);
   void fill_experts(std::uint64_t seed, const std::string& name);
-  void share_experts(const zeroth::libtorch::RankGroup& group) { experts_->share(group); }
+  void share_experts(const zeroth::libtorch::ExpertRanks& ranks) { experts_->share(ranks); }
 
  private:
   std::int64_t choices_;
@@ -185,10 +185,10 @@ class GptImpl : public torch::nn::Module, public zeroth::libtorch::SplitModule {
   /// rank's part: zeroth.mesh.sp has the engine add them up. After share(), before the engine is made. Throws, with
   /// nothing changed, kUsage for more ranks than heads or tokens, and kMismatch for ranks with other weights.
   void share_sequence(const zeroth::libtorch::RankGroup& group);
-  /// The group's ranks, along the mesh's axis ep, share the experts of a model that they have alike: each keeps its
-  /// own, and tokens of all of them travel to it. Before the engine is made. Throws kUsage for fewer experts than
+  /// The ranks, along the axes of zeroth.experts.over, share the experts of a model that they have alike: each keeps
+  /// its own, and tokens of all of them travel to it. Before the engine is made. Throws kUsage for fewer experts than
   /// ranks, and kMismatch for ranks with other weights.
-  void share_experts(const zeroth::libtorch::RankGroup& group);
+  void share_experts(const zeroth::libtorch::ExpertRanks& ranks);
   /// The model for the stages of a pipeline: embedding, blocks, head with the embedding's weights. After share() and
   /// share_sequence(). A micro-batch has the inputs {x} and the targets {y}, or none for the logits. The model must
   /// outlive the layers.

@@ -86,9 +86,12 @@ Gpt make_model(const Options& options, const Settings& settings, const zeroth::W
                         .got = std::to_string(settings.config.mesh.rows)});
   const zeroth::MeshSpec axes = zeroth::mesh_of(settings.config, world.size());
   if (settings.config.mesh.ep > 1 || settings.config.mesh.sp > 1 || settings.config.mesh.tp > 1) {
-    const zeroth::Mesh mesh = world.mesh(axes, zeroth::make_comm_options(settings.config, world.size()));
-    if (settings.config.mesh.ep > 1) {
-      model->share_experts(zeroth::libtorch::RankGroup(mesh.axis("ep")));
+    zeroth::Mesh mesh = world.mesh(axes, zeroth::make_comm_options(settings.config, world.size()));
+    const auto of_experts = options.experts > 0 || settings.config.mesh.ep > 1
+                                ? zeroth::libtorch::ExpertRanks::of_mesh(mesh, settings.config.experts)
+                                : std::nullopt;
+    if (of_experts) {
+      model->share_experts(*of_experts);
     }
     if (mesh.size("tp") > 1) {
       model->share(zeroth::libtorch::RankGroup(mesh.axis("tp")));

@@ -138,6 +138,16 @@ void bind_core(py::module_& module) {
                                keys["ulysses"] = config.mesh.ulysses;
                                return keys;
                              })
+      .def_property_readonly("experts",
+                             [](const Config& config) {
+                               py::dict keys;
+                               keys["over"] = config.experts.over;
+                               keys["meet"] = config.experts.meet;
+                               keys["copies"] = config.experts.copies;
+                               keys["pieces"] = config.experts.pieces;
+                               keys["two_hops"] = config.experts.two_hops;
+                               return keys;
+                             })
       .def_property_readonly("pipeline",
                              [](const Config& config) {
                                py::dict keys;

@@ -521,13 +521,14 @@ void bind_engine(py::module_& module) {
                                      "What a rank's parameter is of the parameter of the whole model.")
       .def(py::init([](std::vector<std::int64_t> logical_shape, std::vector<std::int64_t> offset, std::string distinct,
                        int copies, std::vector<std::string> summed, int parts, int parts_dim, std::vector<int> stages,
-                       std::vector<std::string> names) {
+                       std::vector<std::string> names, std::vector<std::string> further) {
              return libtorch::ParameterBox{std::move(logical_shape),
                                            std::move(offset),
                                            parts,
                                            parts_dim,
                                            {.distinct = std::move(distinct),
                                             .copies = copies,
+                                            .further = std::move(further),
                                             .summed = std::move(summed),
                                             .stages = std::move(stages)},
                                            std::move(names)};
@@ -535,16 +536,18 @@ void bind_engine(py::module_& module) {
            py::arg("logical_shape") = std::vector<std::int64_t>(), py::arg("offset") = std::vector<std::int64_t>(),
            py::arg("distinct") = "", py::arg("copies") = 1, py::arg("summed") = std::vector<std::string>(),
            py::arg("parts") = 1, py::arg("parts_dim") = 0, py::arg("stages") = std::vector<int>(),
-           py::arg("names") = std::vector<std::string>(),
+           py::arg("names") = std::vector<std::string>(), py::arg("further") = std::vector<std::string>(),
            "logical_shape, offset: the whole tensor, and where the parameter begins in it; empty: it is the whole. "
            "distinct: the axis along which ranks have other boxes; copies: so many neighbours have the same. summed: "
            "axes along which ranks have parts of the gradient. parts: the box is of each of so many equal blocks of "
            "dimension parts_dim. stages: of a pipeline that use the parameter; empty: all. names: of the whole tensor, "
-           "where a rank has several boxes of it; empty: those of the parameter.")
+           "where a rank has several boxes of it; empty: those of the parameter. further: more axes along which ranks "
+           "have other boxes.")
       .def_readonly("logical_shape", &libtorch::ParameterBox::logical_shape)
       .def_readonly("offset", &libtorch::ParameterBox::offset)
       .def_property_readonly("distinct", [](const libtorch::ParameterBox& box) { return box.axes.distinct; })
       .def_property_readonly("copies", [](const libtorch::ParameterBox& box) { return box.axes.copies; })
+      .def_property_readonly("further", [](const libtorch::ParameterBox& box) { return box.axes.further; })
       .def_property_readonly("summed", [](const libtorch::ParameterBox& box) { return box.axes.summed; })
       .def_readonly("parts", &libtorch::ParameterBox::parts)
       .def_readonly("parts_dim", &libtorch::ParameterBox::parts_dim)

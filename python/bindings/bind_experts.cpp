@@ -2,6 +2,7 @@
 #include "rank_group.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/comm/mesh.h>
 #include <zeroth/libtorch/experts.h>
 #include <zeroth/libtorch/router.h>
 
@@ -58,6 +59,73 @@ at::Tensor keep_within(const at::Tensor& experts, const at::Tensor& weights, std
   return libtorch::keep_within(experts, weights, num_experts, capacity, way, seed);
 }
 
+constexpr std::pair<const char*, MeetAt> kMeets[] = {
+    {"experts", MeetAt::kExperts}, {"tokens", MeetAt::kTokens}, {"balance", MeetAt::kBalance}};
+
+/// The ranks of a mesh that share experts; None if there are none.
+std::optional<libtorch::ExpertRanks> ranks_of_mesh(const py::object& mesh, std::string over, const std::string& meet,
+                                                   std::int64_t copies, int pieces, bool two_hops) {
+  (void)value_named(kMeets, meet, "meet");
+  const ExpertsConfig config{
+      .over = std::move(over), .meet = meet, .copies = copies, .pieces = pieces, .two_hops = two_hops};
+  const libtorch::RankGroup::Rethrow rethrow = rank_group_of(mesh.attr("world")).rethrow();
+  Mesh& axes = mesh.cast<Mesh&>();
+  const py::gil_scoped_release no_gil;
+  return libtorch::ExpertRanks::of_mesh(axes, config, rethrow);
+}
+
+libtorch::ExpertOptions options_of(const std::string& meet, std::int64_t copies, int pieces, bool two_hops) {
+  return {.meet = value_named(kMeets, meet, "meet"), .copies = copies, .pieces = pieces, .two_hops = two_hops};
+}
+
+/// None, an ExpertRanks, or a Communicator: the ranks of a layer's experts.
+std::optional<libtorch::ExpertRanks> expert_ranks_of(const py::object& object) {
+  if (object.is_none()) return {};
+  if (py::isinstance<libtorch::ExpertRanks>(object)) return object.cast<libtorch::ExpertRanks>();
+  return libtorch::ExpertRanks(rank_group_of(object));
+}
+
+void bind_ranks(py::module_& module) {
+  using libtorch::ExpertRanks;
+  py::class_<ExpertRanks>(module, "ExpertRanks")
+      .def(py::init(
+               [](const py::object& group, const std::string& meet, std::int64_t copies, int pieces, bool two_hops) {
+                 libtorch::RankGroup ranks = rank_group_of(group);
+                 const libtorch::ExpertOptions options = options_of(meet, copies, pieces, two_hops);
+                 const py::gil_scoped_release no_gil;
+                 return ExpertRanks(std::move(ranks), options);
+               }),
+           py::arg("group"), py::kw_only(), py::arg("meet") = "experts", py::arg("copies") = 1, py::arg("pieces") = 1,
+           py::arg("two_hops") = false)
+      .def(
+          "set_options",
+          [](const ExpertRanks& self, const std::string& meet, std::int64_t copies, int pieces, bool two_hops) {
+            const libtorch::ExpertOptions options = options_of(meet, copies, pieces, two_hops);
+            const py::gil_scoped_release no_gil;
+            self.set_options(options);
+          },
+          py::kw_only(), py::arg("meet"), py::arg("copies"), py::arg("pieces"), py::arg("two_hops"))
+      .def_property_readonly("options",
+                             [](const ExpertRanks& self) {
+                               py::dict named;
+                               for (const auto& [name, value] : kMeets)
+                                 if (value == self.options().meet) named["meet"] = name;
+                               named["copies"] = self.options().copies;
+                               named["pieces"] = self.options().pieces;
+                               named["two_hops"] = self.options().two_hops;
+                               return named;
+                             })
+      .def_static("of_mesh", &ranks_of_mesh, py::arg("mesh"), py::kw_only(), py::arg("over") = "ep",
+                  py::arg("meet") = "experts", py::arg("copies") = 1, py::arg("pieces") = 1,
+                  py::arg("two_hops") = false, py::keep_alive<0, 1>())
+      .def("of_another_layer", &ExpertRanks::of_another_layer, py::keep_alive<0, 1>())
+      .def("__deepcopy__", [](const ExpertRanks& self, const py::dict& /*memo*/) { return self.of_another_layer(); })
+      .def_property_readonly("axes", &ExpertRanks::axes)
+      .def_property_readonly("rank", [](const ExpertRanks& self) { return self.group().rank(); })
+      .def_property_readonly("size", [](const ExpertRanks& self) { return self.group().size(); })
+      .def_property_readonly("pieces", &ExpertRanks::pieces);
+}
+
 void bind_load(py::module_& module) {
   using libtorch::ExpertLoad;
   py::class_<ExpertLoad>(module, "ExpertLoad")
@@ -83,18 +151,31 @@ void bind_experts(py::module_& module) {
   using libtorch::TokenExchange;
   py::class_<TokenExchange>(module, "TokenExchange")
       .def(py::init([](const at::Tensor& experts, std::int64_t num_experts, const py::object& object) {
-             std::optional<libtorch::RankGroup> group;
-             if (!object.is_none()) group.emplace(rank_group_of(object));
+             std::optional<libtorch::ExpertRanks> ranks = expert_ranks_of(object);
              const py::gil_scoped_release no_gil;
-             return TokenExchange(experts, num_experts, std::move(group));
+             return TokenExchange(experts, num_experts, std::move(ranks));
            }),
-           py::arg("experts"), py::arg("num_experts"), py::arg("group") = py::none())
+           py::arg("experts"), py::arg("num_experts"), py::arg("ranks") = py::none())
       .def("send", &TokenExchange::send, py::arg("x"), py::call_guard<py::gil_scoped_release>())
       .def("bring", &TokenExchange::bring, py::arg("y"), py::arg("weights"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "through",
+          [](const TokenExchange& self, const at::Tensor& x, const at::Tensor& weights, const py::function& compute) {
+            const py::gil_scoped_release no_gil;
+            return self.through(x, weights, [&](const at::Tensor& rows, const libtorch::ExpertRun& run) {
+              const py::gil_scoped_acquire gil;
+              return compute(rows, &run - self.runs().data(), run.rows).cast<at::Tensor>();
+            });
+          },
+          py::arg("x"), py::arg("weights"), py::arg("compute"))
+      .def("blocks_of_runs", &TokenExchange::blocks_of_runs, py::arg("parameter"),
+           py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("experts_here", &TokenExchange::experts_here)
       .def_property_readonly("rows", &TokenExchange::rows)
       .def_property_readonly("expert_of_row", &TokenExchange::expert_of_row)
       .def_property_readonly("chosen", &TokenExchange::chosen);
   bind_load(module);
+  bind_ranks(module);
   module.def("route", &route, py::arg("logits"), py::arg("choices"), py::kw_only(), py::arg("score") = "softmax",
              py::arg("renormalize") = true, py::arg("scale") = 1.0, py::arg("bias") = py::none(), py::arg("groups") = 1,
              py::arg("groups_kept") = 1);

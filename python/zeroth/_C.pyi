@@ -321,6 +321,9 @@ class Config:
         """train_batch_size, train_micro_batch_size_per_gpu and gradient_accumulation_steps for `world` ranks. Raises Error CONFIG if
         none of the first two is given, or they do not fit each other."""
     @property
+    def experts(self) -> dict[str, Any]:
+        """The keys of zeroth.experts."""
+    @property
     def pipeline(self) -> dict[str, Any]:
         """The keys of zeroth.pipeline: schedule, chunks, split, recompute, checkpoint_interval; unshard: "none" where
         parameters are whole all the time."""
@@ -542,12 +545,14 @@ class ParameterBox:
         parts_dim: int = 0,
         stages: Sequence[int] = (),
         names: Sequence[str] = (),
+        further: Sequence[str] = (),
     ) -> None:
         """`logical_shape`, `offset`: the whole tensor, and where the parameter begins in it; empty: it is the whole. `distinct`: the axis
         along which ranks have other boxes; `copies`: so many neighbours have the same. `summed`: axes along which ranks have parts of the
         gradient. `parts`: the box is of each of so many equal blocks of dimension `parts_dim`. `stages`: of a pipeline that use the
         parameter, on the others its box has no elements; empty: all use it. `names`: of the whole tensor, where a rank has several boxes
-        of it: the first one is that of checkpoints, the others are tied; empty: those of the parameter."""
+        of it: the first one is that of checkpoints, the others are tied; empty: those of the parameter. `further`: more axes along which
+        ranks have other boxes."""
     @property
     def logical_shape(self) -> list[int]: ...
     @property
@@ -556,6 +561,8 @@ class ParameterBox:
     def distinct(self) -> str: ...
     @property
     def copies(self) -> int: ...
+    @property
+    def further(self) -> list[str]: ...
     @property
     def summed(self) -> list[str]: ...
     @property
@@ -603,24 +610,74 @@ def all_to_all(
     sizes may be any that ranks have told each other, and then both are needed. The gradient is the reverse call."""
 
 class TokenExchange:
-    """The way of one batch of tokens to their experts and back. experts: [T, k] of int64 or int32, -1 for none. Rank r of the group has
+    """The way of one batch of tokens to their experts and back. experts: [T, k] of int64 or int32, -1 for none. Rank r of the group owns
     slice r of slice_sizes(num_experts, ranks). All ranks of the group make the same calls in the same order; T may differ, and be 0. Without
-    a group this rank has all experts, and no call is made."""
+    ranks this rank has all experts, and no call is made."""
 
-    def __init__(self, experts: torch.Tensor, num_experts: int, group: Communicator | None = None) -> None: ...
+    def __init__(
+        self, experts: torch.Tensor, num_experts: int, ranks: ExpertRanks | Communicator | None = None
+    ) -> None: ...
     def send(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, D] -> [R, D]: rows of this rank's experts, expert by expert, and for each by rank and token."""
     def bring(self, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """y [R, D'] in the order of send(), weights [T, k] -> [T, D']: the weighted sum over a token's choices, in their order."""
+    def through(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        compute: Callable[[torch.Tensor, int, list[int]], torch.Tensor],
+    ) -> torch.Tensor:
+        """bring(compute(send(x)), weights), run by run of the experts: compute(rows [R', D], number of the run, rows of each of its experts)
+        -> [R', D'], while rows of the next run and results of the last one are under way. Not for a run without experts."""
+    def blocks_of_runs(self, parameter: torch.Tensor) -> list[torch.Tensor]:
+        """[own experts, ...] -> for each run [its experts, ...]: copies, where there may be any, and runs of the own experts. Gradients of
+        copies go to their owners. Collective if any rank holds a copy."""
+    @property
+    def experts_here(self) -> list[int]:
+        """Numbers of the copies, then of the own experts."""
     @property
     def rows(self) -> list[int]:
-        """Of each own expert; their sum is R."""
+        """Of each of experts_here; their sum is R."""
     @property
     def expert_of_row(self) -> torch.Tensor:
-        """[R] of int64: the number of a row's expert among this rank's."""
+        """[R] of int64: the place of a row's expert in experts_here."""
     @property
     def chosen(self) -> list[int]:
         """Choices of this rank's tokens, for each expert of the layer."""
+
+class ExpertRanks:
+    """The ranks that share the experts of one layer, and how tokens and experts meet. One layout for all ways: the options change between
+    two forwards, on all ranks alike, and move no byte.
+
+    meet: "experts" (rows travel), "tokens" (copies of the chosen experts travel, those with most rows first), "balance" (copies where they
+    lower the greatest number of rows of a rank). copies: most experts of other ranks on a rank, during a layer until its backward. pieces:
+    runs of the own experts whose rows are under way while others are computed; 0: measured. two_hops: inside nodes, then between them.
+    Collective with two_hops."""
+
+    def __init__(
+        self, group: Communicator, *, meet: str = "experts", copies: int = 1, pieces: int = 1, two_hops: bool = False
+    ) -> None: ...
+    @staticmethod
+    def of_mesh(
+        mesh: Mesh, *, over: str = "ep", meet: str = "experts", copies: int = 1, pieces: int = 1, two_hops: bool = False
+    ) -> ExpertRanks | None:
+        """The ranks along the axes of `over` that have several; None if none has. Ranks of tp have the same tokens: each sends its share.
+        Collective over the world."""
+    def of_another_layer(self) -> ExpertRanks:
+        """The same ranks and options, with times of its own."""
+    def __deepcopy__(self, memo: dict[int, Any]) -> ExpertRanks: ...
+    @property
+    def axes(self) -> list[str]: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def set_options(self, *, meet: str, copies: int, pieces: int, two_hops: bool) -> None: ...
+    @property
+    def options(self) -> dict[str, Any]: ...
+    @property
+    def pieces(self) -> int:
+        """Of the last forward."""
 
 class ExpertLoad:
     """How the tokens of a step spread over the experts of one layer, on all ranks with tokens of their own."""

@@ -142,7 +142,11 @@ void group_by_axes(std::span<ParamSpec> params, std::span<const ParamAxes> axes,
     const std::vector<std::string> inside = factors.names(own.distinct, own.copies, /*inside=*/true);
     std::vector<std::string> of_plan = settings.plan.axes;
     std::erase(of_plan, own.distinct);
-    Kind kind{in_order(factors.mesh(), {outside, one_stage ? stage_axis : no_axes}),
+    for (const std::string& axis : own.further) {
+      (void)size_of_axis(settings.mesh, axis, params[param].name);
+      std::erase(of_plan, axis);
+    }
+    Kind kind{in_order(factors.mesh(), {outside, factors.names(own.further), one_stage ? stage_axis : no_axes}),
               in_order(factors.mesh(),
                        {factors.names(of_plan), factors.names(own.summed), inside, one_stage ? no_axes : stage_axis}),
               everywhere || one_stage ? std::vector<int>() : own.stages};

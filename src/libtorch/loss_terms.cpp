@@ -6,6 +6,7 @@
 #include <zeroth/base/error.h>
 
 #include <ATen/TensorOperators.h>
+#include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
@@ -67,7 +68,7 @@ bool adds_up(const Node& node, std::string_view name) {
 /// Divides the gradient of one input of a node.
 class PartOfEdge final : public torch::autograd::FunctionPostHook {
  public:
-  PartOfEdge(std::size_t edge, int parts) : edge_(edge), parts_(parts) {}
+  PartOfEdge(std::size_t edge, double parts) : edge_(edge), parts_(parts) {}
   variable_list operator()(const variable_list& gradients, const variable_list& /*of_outputs*/) override {
     variable_list own = gradients;
     if (edge_ < own.size() && own[edge_].defined()) own[edge_] = own[edge_] / parts_;
@@ -77,11 +78,11 @@ class PartOfEdge final : public torch::autograd::FunctionPostHook {
 
  private:
   std::size_t edge_;
-  int parts_;
+  double parts_;
 };
 
 /// Hooks are added once, also where two terms share a node.
-void divide(Node& node, std::size_t edge, int parts) {
+void divide(Node& node, std::size_t edge, double parts) {
   const bool has_it = std::ranges::any_of(node.post_hooks(), [edge](const auto& hook) {
     const auto* ours = dynamic_cast<const PartOfEdge*>(hook.get());
     return ours != nullptr && ours->edge() == edge;
@@ -90,7 +91,8 @@ void divide(Node& node, std::size_t edge, int parts) {
 }
 
 int axis_ranks(const Config& config, std::string_view axis) {
-  const std::array<std::pair<std::string_view, int>, 2> known{{{"tp", config.mesh.tp}, {"sp", config.mesh.sp}}};
+  const std::array<std::pair<std::string_view, int>, 3> known{
+      {{"tp", config.mesh.tp}, {"sp", config.mesh.sp}, {"ep", config.mesh.ep}}};
   const auto found = std::ranges::find(known, axis, &std::pair<std::string_view, int>::first);
   return found == known.end() ? 1 : found->second;
 }
@@ -114,12 +116,19 @@ LossTerms::LossTerms(const ModelDescription& model, const Config& config)
     : model_(model), sequence_ranks_(config.mesh.sp * config.mesh.rows) {
   for (std::size_t param = 0; param < model.tensors.size(); ++param) {
     params_.emplace(model.tensors[param].unsafeGetTensorImpl(), param);
-    int times = sequence_ranks_;
+    double times = sequence_ranks_;
     if (param < model.axes.size()) {
-      for (const std::string& axis : model.axes[param].summed) times *= axis_ranks(config, axis);
+      const ParamAxes& axes = model.axes[param];
+      for (const std::string& axis : axes.summed) times *= axis_ranks(config, axis);
+      // Ranks with other boxes do not add up what they have, but the mean is over all that have batches.
+      const auto differ = [&](std::string_view axis) {
+        return axes.distinct == axis || std::ranges::find(axes.further, axis) != axes.further.end();
+      };
+      for (const std::string_view axis : {"ep", "sp"})
+        if (differ(axis)) times /= axis_ranks(config, axis);
     }
     times_.push_back(times);
-    any_ = any_ || times > 1;
+    any_ = any_ || times != 1;
   }
 }
 
@@ -186,7 +195,7 @@ at::Tensor LossTerms::part(const at::Tensor& term, const OfForward& of_forward) 
             .hint = "part_of_loss(sum, count=...), with the sum over the tokens that this rank has; the loss that the "
                     "model itself returns is added as it is"});
   for (const Walk::Leaf& leaf : found.leaves) {
-    if (const int parts = times_[leaf.param] / sequence_ranks_; parts > 1) divide(*leaf.node, leaf.edge, parts);
+    if (const double parts = times_[leaf.param] / sequence_ranks_; parts != 1) divide(*leaf.node, leaf.edge, parts);
   }
   return with_part_of_gradient(own, sequence_ranks_);  // also for one: plain() knows the node
 }
@@ -213,10 +222,10 @@ std::string LossTerms::plain(const at::Tensor& loss, const OfForward& of_forward
   }
   std::vector<bool> named(times_.size());
   std::string first;
-  int times = 1;
+  double times = 1;
   std::size_t others = 0;
   for (const Walk::Leaf& leaf : found.leaves) {
-    if (!terms.contains(leaf.node) || named[leaf.param] || times_[leaf.param] <= 1) continue;
+    if (!terms.contains(leaf.node) || named[leaf.param] || times_[leaf.param] == 1) continue;
     named[leaf.param] = true;
     if (first.empty()) {
       first = model_.params[leaf.param].name;
@@ -228,8 +237,7 @@ std::string LossTerms::plain(const at::Tensor& loss, const OfForward& of_forward
   if (first.empty()) return "";
   return "a term of the loss is computed from weights alone, past the model's forward, and every rank adds it whole: "
          "its gradient counts " +
-         std::to_string(times) + " times; which: " + first +
-         (others > 0 ? " and " + std::to_string(others) + " more" : "") +
+         c10::str(times) + " times; which: " + first + (others > 0 ? " and " + std::to_string(others) + " more" : "") +
          "; hint: loss + engine.part_of_loss(term), also in the place of a division by hand";
 }
 

@@ -18,11 +18,12 @@ namespace zeroth::libtorch {
 /// [Note: Terms of weights alone] Gradients are summed over the ranks that share a sequence, and those of some
 /// parameters (norms of heads, norms on slices) over the ranks that share matrices. A loss that goes through the model
 /// gives each of them its part. A term that is computed from weights alone, past the model's forward, is whole on every
-/// rank, so its gradient would count as often as there are ranks. part() divides it. plain() finds one that is added
-/// without: a node of the graph that leads to parameters of the engine, to no node of a forward and to no call between
-/// ranks, and that gets to the loss by sums and scales alone. A product of weights with data (F.linear(hidden, weight))
-/// is none, for the data may be this rank's. A term that the program has divided by itself looks the same, so what is
-/// found is a warning.
+/// rank, so its gradient would count as often as there are ranks. part() divides it. The mean over ranks with batches
+/// of their own divides a term of experts that only some of these ranks have, so it would count too little there.
+/// plain() finds one that is added without: a node of the graph that leads to parameters of the engine, to no node of a
+/// forward and to no call between ranks, and that gets to the loss by sums and scales alone. A product of weights with
+/// data (F.linear(hidden, weight)) is none, for the data may be this rank's. A term that the program has divided by
+/// itself looks the same, so what is found is a warning.
 class LossTerms {
  public:
   /// Of a node: it was made in a forward of the engine's model.
@@ -47,7 +48,7 @@ class LossTerms {
   const ModelDescription& model_;
   int sequence_ranks_;
   std::unordered_map<const c10::TensorImpl*, std::size_t> params_;
-  std::vector<int> times_;  ///< that a gradient of a parameter counts
+  std::vector<double> times_;  ///< that a gradient of a parameter counts; below 1: of experts, over ranks with batches
   bool any_ = false;
 };
 

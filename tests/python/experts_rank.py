@@ -59,6 +59,8 @@ class Row:
     """part of the names of parameters"""
     dtype: str = ""
     """fp32, bf16 or fp16"""
+    way: tuple[tuple[str, Any], ...] = ()
+    """keys of zeroth.experts"""
 
 
 TABLES = {
@@ -67,6 +69,22 @@ TABLES = {
         Row(1, tp=2, model="Qwen3Moe", experts="", dtype="fp32"),
         Row(2, sp=2, routing="an expert that nobody uses"),
         Row(3, more=(("num_local_experts", 5),), recompute=True, clip=0.1),
+    ],
+    "few ways": [
+        Row(2, tp=2, way=(("over", "ep,tp"), ("pieces", 2)), more=(("num_local_experts", 5),), clip=0.1),
+        Row(3, ep=4, way=(("meet", "tokens"), ("copies", 3)), recompute=True),
+        Row(1, way=(("meet", "balance"), ("copies", 2), ("pieces", 0)), routing="all tokens to one", micro_steps=2),
+    ],
+    "ways": [
+        Row(3, ep=1, tp=2, way=(("over", "ep,tp"),), micro_steps=2, clip=0.1),
+        Row(0, tp=2, model="Qwen3Moe", experts="", dtype="fp32", way=(("over", "ep,tp"), ("meet", "tokens"))),
+        Row(3, sp=2, way=(("over", "ep,sp"), ("pieces", 2)), clip=0.1),
+        Row(1, ep=1, sp=2, way=(("over", "ep,sp"), ("meet", "balance")), recompute=True),
+        Row(2, ep=4, way=(("meet", "tokens"), ("copies", 1)), routing="an expert that nobody uses"),
+        Row(3, way=(("pieces", 4),), more=(("num_local_experts", 5),), experts="", dtype="fp32"),
+        Row(0, model="GptOss", experts="", dtype="fp32", way=(("meet", "tokens"), ("copies", 2), ("pieces", 2))),
+        Row(3, way=(("meet", "balance"),), frozen=".experts.down_proj"),
+        Row(2, ep=4, way=(("meet", "tokens"), ("copies", 4)), dtype="bf16"),
     ],
     "grid": [
         *(Row(stage, ep=4) for stage in (1, 2, 3)),
@@ -113,6 +131,7 @@ def config_of(row: Row, **more: Any) -> dict[str, Any]:
         "gradient_clipping": row.clip,
         "zeroth": {
             "mesh": {"ep": row.ep, "tp": row.tp, "sp": row.sp},
+            "experts": dict(row.way),
             # A comparison with the whole model gathers its layers once more, beyond the formula of a step.
             "parallel": {"verify": "never" if row.stage == 3 else "untested"},
         },
@@ -197,11 +216,47 @@ def check(row: Row, world: zeroth.World) -> None:
 
 
 def stages(world: zeroth.World) -> None:
-    """The same bits at each."""
+    """The same bits at each, and in pieces."""
     every = [train(Row(stage, micro_steps=2, clip=0.1), world) for stage in range(4)]
+    every.append(train(Row(1, micro_steps=2, clip=0.1, way=(("pieces", 2),)), world))
     for other in every[1:]:
         assert other[:2] == every[0][:2], (every[0][:2], other[:2])
         assert all(torch.equal(value, other[2][name]) for name, value in every[0][2].items())
+
+
+def ways_change_between_steps(world: zeroth.World) -> None:
+    """A change of the way moves no byte, and the numbers stay; ranks that do not agree are told. One that sends only
+    its share of the tokens, because the ranks of tp have the same, receives as many bytes less."""
+    mesh = world.mesh({"dp": 1, "ep": 2, "tp": 2})
+    whole, (split, folded) = layer()["experts"], (layer(), layer())
+    found = zeroth.experts(split, mesh)
+    both = zeroth.experts(folded, mesh, over="ep,tp")
+    assert "experts experts (MixtralExperts): 4, 1 a rank of ep*tp=4" in str(both), str(both)
+    ep, both_axes = mesh.axis("ep"), mesh.axes(["ep", "tp"])
+    choices = []
+    for coordinate in range(2):
+        generator = torch.Generator().manual_seed(5 + coordinate)
+        choices.append(torch.rand(12, 4, generator=generator).topk(2).indices)
+        if coordinate == ep.rank:
+            x, weights = (torch.randn(12, n, generator=generator, dtype=torch.float64) for n in (16, 2))
+    chosen = choices[ep.rank]
+    wanted = whole(x, chosen, weights)
+    for way in ({"meet": "tokens", "copies": 2}, {"meet": "balance", "copies": 1}, {"meet": "experts", "pieces": 2}):
+        before = ep.received_bytes
+        found.set_options(**way)
+        assert ep.received_bytes == before
+        assert torch.allclose(split["experts"](x, chosen, weights), wanted, rtol=0, atol=BOUND), way
+    assert found.exchanges[0].options == {"meet": "experts", "copies": 1, "pieces": 2, "two_hops": False}
+
+    own, before = both_axes.rank, both_axes.received_bytes
+    assert torch.allclose(folded["experts"](x, chosen, weights), wanted, rtol=0, atol=BOUND)
+    shares = [choices[rank // 2][6 * (rank % 2) :][:6] for rank in range(4)]
+    came = sum(int((one == own).sum()) for rank, one in enumerate(shares) if rank != own)
+    went = int((shares[own] != own).sum())
+    assert both_axes.received_bytes - before == 8 * (1 + 2) * 3 + 8 * 16 * (came + went)
+    found.set_options(pieces=1 + world.rank % 3)
+    with refused("MISMATCH", "meet in other ways.*pieces=1.*pieces=2|pieces"):
+        split["experts"](x, chosen, weights)
 
 
 def layer() -> Any:
@@ -231,7 +286,7 @@ def tokens_of_ranks(world: zeroth.World) -> None:
         own = range(group.rank, group.rank + 1)  # 4 experts on 4 ranks
         came = sum(int((one[1] == own[0]).sum()) for rank, one in enumerate(parts) if rank != group.rank)
         went = int(((chosen >= 0) & (chosen < 4) & (chosen != own[0])).sum())
-        wanted = 8 * 4 * (world.size - 1) // world.size + 8 * size * (came + went)
+        wanted = 8 * (1 + 2) * (world.size - 1) + 8 * size * (came + went)
         assert counts == wanted, (numbers, counts, wanted)
         assert group.received_bytes - before == wanted + 8 * size * (came + went), (numbers, wanted)
         whole.zero_grad()
@@ -431,6 +486,28 @@ def stages_of_a_pipeline(world: zeroth.World) -> None:
             require_close((stage, "pp"), (losses, norms, mine), wanted)
 
 
+def terms_of_weights(world: zeroth.World) -> None:
+    """A penalty on the weights of experts counts once, though only some of the ranks with batches have them."""
+    for mesh, way in (({"ep": 2}, {}), ({"ep": 2, "sp": 2}, {"over": "ep,sp"})):
+        config = {
+            "zero_optimization": {"stage": 2},
+            "optimizer": {"type": "SGD", "params": {"lr": 1.0}},
+            "zeroth": {"mesh": mesh, "experts": way},
+        }
+        model = made("Mixtral")
+        before = {name: one.detach().clone() for name, one in model.named_parameters()}
+        engine = zeroth.Engine(model, config, world=world, log_level="error")
+        with Doubles():
+            loss = engine(**batch(0, world.rank // mesh.get("sp", 1)), use_cache=False).loss * 0
+        penalty = sum(one.square().sum() / 2 for name, one in model.named_parameters() if ".experts." in name)
+        engine.backward(loss + engine.part_of_loss(penalty))
+        engine.step()
+        for name, value in engine.state_dict(ranks=None).items():
+            wanted = torch.zeros_like(value) if ".experts." in name else before[name]
+            assert torch.allclose(value, wanted, rtol=0, atol=BOUND), (mesh, name)
+        engine.close(keep_parameters=False)
+
+
 def families(names: list[str], world: zeroth.World) -> None:
     for number, name in enumerate(names):
         check(Row(stage=3 - number % 4, model=name), world)
@@ -439,7 +516,8 @@ def families(names: list[str], world: zeroth.World) -> None:
 
 
 PARTS = (
-    stages, tokens_of_ranks, gradients_stay_in_their_group, checkpoints, refusals, copies, deferred,
+    stages, ways_change_between_steps, tokens_of_ranks, gradients_stay_in_their_group, checkpoints, refusals, copies,
+    deferred, terms_of_weights,
     stages_of_a_pipeline,
 )  # fmt: skip
 

@@ -57,12 +57,15 @@ class Ranks(job.RankTest):
                 4,
                 "experts_rank.py",
                 "few",
+                "few ways",
+                "ways_change_between_steps",
                 "stages",
                 "edges",
                 "tokens_of_ranks",
                 "gradients_stay_in_their_group",
                 "copies",
                 "deferred",
+                "terms_of_weights",
                 "refusals",
                 "stages_of_a_pipeline",
                 "checkpoints",
@@ -78,7 +81,7 @@ class Ranks(job.RankTest):
 
     @tier.long
     def test_every_mesh(self) -> None:
-        self.run_well(4, "experts_rank.py", "grid")
+        self.run_well(4, "experts_rank.py", "grid", "ways")
 
     @tier.long
     def test_half_precision(self) -> None:

@@ -113,6 +113,15 @@ struct MeshConfig {
   [[nodiscard]] bool splits_models() const { return pp > 1 || ep > 1 || rows > 1 || sp > 1 || tp > 1; }
 };
 
+/// Section "zeroth.experts": how tokens and experts meet on ranks of ep.
+struct ExpertsConfig {
+  std::string over = "ep";       ///< axes of the mesh whose ranks have other experts: "ep,tp"
+  std::string meet = "experts";  ///< "experts": tokens travel; "tokens": experts; "balance": some experts
+  std::int64_t copies = 1;       ///< most experts of other ranks that a rank holds during a layer
+  int pieces = 1;                ///< runs of experts whose rows travel while others are computed; 0: measured
+  bool two_hops = false;         ///< rows travel inside nodes, then between them
+};
+
 /// Section "zeroth.pipeline".
 struct PipelineConfig {
   std::string schedule = "1f1b";   ///< a name of make_schedule()
@@ -266,6 +275,7 @@ struct Config {
   UpdateConfig update{};
   MeshConfig mesh{};
   PipelineConfig pipeline{};
+  ExpertsConfig experts{};
   OffloadConfig offload{};
   ActivationConfig activations{};
   BudgetConfig budget{};

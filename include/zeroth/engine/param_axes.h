@@ -26,6 +26,8 @@ struct ParamAxes {
   /// So many neighbours along `distinct` have the same box, and parts of its gradient: key and value heads of which
   /// there are fewer than ranks. Divides the axis.
   int copies = 1;
+  /// Axes beside `distinct` along which ranks have other boxes, too, without copies: experts over ep and tp.
+  std::vector<std::string> further{};
   /// Along these, ranks have the same parameter and parts of its gradient, though their batches are the same: norms on
   /// a part of the sequence or of the heads.
   std::vector<std::string> summed{};

@@ -14,12 +14,17 @@
 // all-to-all). Nie et al., "Hecate", 2025 (sparse materialization).
 #pragma once
 
+#include <zeroth/comm/mesh.h>
+#include <zeroth/engine/config.h>
+#include <zeroth/engine/param_axes.h>
 #include <zeroth/libtorch/rank_group.h>
 #include <zeroth/parallel/expert_placement.h>
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace zeroth::libtorch {
@@ -34,18 +39,28 @@ struct ExpertOptions {
   bool operator==(const ExpertOptions&) const = default;
 };
 
-/// Cheap to copy; copies share all. One a layer, so that times are those of this layer.
+/// Cheap to copy; copies share all. Each layer has its own, of_another_layer(), so that times are those of the layer.
 class ExpertRanks {
  public:
-  /// With two_hops collective over the group. Throws kUsage for options out of range, and for two hops on nodes that
-  /// have other numbers of ranks.
-  ExpertRanks(RankGroup group, ExpertOptions options = {});  // NOLINT: a group is one
+  /// `axes`: of the mesh, along which the ranks differ. `alike`: ranks of the group that have the same tokens, as those
+  /// of tp: each sends its slice of them, and they give each other the results. With two_hops collective over the
+  /// group. Throws kUsage for options out of range, and for two hops on nodes that have other numbers of ranks.
+  ExpertRanks(RankGroup group, ExpertOptions options = {},  // NOLINT: a group is one
+              std::vector<std::string> axes = {std::string(kExpertAxis)}, std::optional<RankGroup> alike = {});
+  /// Of the axes in `config.over` that have several ranks. None if there are no such axes. Collective over the world of
+  /// the mesh. Throws as the constructor.
+  [[nodiscard]] static std::optional<ExpertRanks> of_mesh(Mesh& mesh, const ExpertsConfig& config,
+                                                          const RankGroup::Rethrow& rethrow = nullptr);
 
   [[nodiscard]] const RankGroup& group() const;
   [[nodiscard]] const ExpertOptions& options() const;
+  [[nodiscard]] const std::vector<std::string>& axes() const;
+  [[nodiscard]] const std::optional<RankGroup>& alike() const;
   /// From the next forward on. All ranks of the group make the call with the same options, else the next forward is
   /// kMismatch on all. Collective where it turns two_hops on. Throws as the constructor.
   void set_options(ExpertOptions options) const;
+  /// The same ranks and options, with times of its own. Makes no call.
+  [[nodiscard]] ExpertRanks of_another_layer() const;
   /// Pieces of the last forward.
   [[nodiscard]] int pieces() const;
 
@@ -53,6 +68,7 @@ class ExpertRanks {
   [[nodiscard]] State& state() const { return *state_; }
 
  private:
+  explicit ExpertRanks(std::shared_ptr<State> state) : state_(std::move(state)) {}
   std::shared_ptr<State> state_;
 };
 

@@ -21,6 +21,9 @@
 //   copies    the elements of an expert's parameters for each copy that this rank holds; in backward those of the
 //             gradients of each copy of its own experts
 //
+// Where ranks have the same tokens (ExpertRanks::alike()), rows are those of the own slice of the tokens, and this rank
+// receives also D' elements for each token of the other slices, in backward D elements.
+//
 // Ref: Lepikhin et al., "GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding", 2020.
 // Gale et al., "MegaBlocks: Efficient Sparse Training with Mixture-of-Experts", 2022 (no capacity, no padding).
 #pragma once
@@ -66,22 +69,23 @@ class TokenExchange {
   /// y: [R, D'] in the order of send(); weights: [T, k] floating. Returns [T, D'], of y's dtype.
   [[nodiscard]] at::Tensor bring(const at::Tensor& y, const at::Tensor& weights) const;
 
-  /// What a run of experts makes of its rows: [rows, D] -> [rows, D']. Called for each of runs(), in their order.
+  /// What a run of experts makes of its rows: [rows, D] -> [rows, D']. Called for each of runs() that has experts, in
+  /// their order.
   using Compute = std::function<at::Tensor(const at::Tensor& rows, const ExpertRun& run)>;
   /// bring(compute(send(x)), weights), where the rows of the next run are under way while one is computed, and so are
   /// results; in backward the same. An error of `compute` separates this rank from the others: they get it.
   [[nodiscard]] at::Tensor through(const at::Tensor& x, const at::Tensor& weights, const Compute& compute) const;
 
-  /// parameter: [own experts, ...], one block an expert. Returns [experts here, ...]: it, and the blocks of the copies.
-  /// Collective over the group if any rank holds a copy; the gradient of a copy goes to its owner, which adds those of
-  /// rank 0, 1, ... to its own. The parameter itself if there are no copies. Copies live as long as the result.
-  [[nodiscard]] at::Tensor with_copies(const at::Tensor& parameter) const;
-  /// Elements of each run along dim 0 of what with_copies() returns.
-  [[nodiscard]] std::vector<std::int64_t> sizes_of_runs() const;
+  /// parameter: [own experts, ...], one block an expert. Returns the blocks of each of runs(): [its experts, ...].
+  /// Those of own experts share the parameter's memory; copies live as long as what is returned, and what autograd
+  /// keeps. Collective over the group if any rank holds a copy; the gradient of a copy goes to its owner, which adds
+  /// those of rank 0, 1, ... to its own.
+  [[nodiscard]] std::vector<at::Tensor> blocks_of_runs(const at::Tensor& parameter) const;
 
-  /// Numbers of the experts that are here: own ones, then copies. Those of which this rank's rows have rows() rows.
+  /// Numbers of the experts that are here: copies, then own ones.
   [[nodiscard]] const std::vector<std::int64_t>& experts_here() const { return here_; }
-  /// As many as pieces: runs of the own experts as equal as can be; the last one has the copies, too.
+  /// The own experts, in as many runs as pieces and as equal as can be. Before them the copies, unless rows travel
+  /// only: that run needs no rows of other ranks, and may have no expert.
   [[nodiscard]] const std::vector<ExpertRun>& runs() const { return runs_; }
   /// Rows of each of experts_here(), in order; their sum is R.
   [[nodiscard]] const std::vector<std::int64_t>& rows() const { return rows_; }
@@ -110,11 +114,14 @@ class TokenExchange {
   [[nodiscard]] MovingRows give_back(const at::Tensor& y, std::size_t piece) const;
   [[nodiscard]] at::Tensor collect(const std::vector<MovingRows>& moving, const at::Tensor& weights) const;
   void require_weights(const at::Tensor& weights) const;
+  [[nodiscard]] bool stays(std::size_t piece) const;  ///< its rows are this rank's
   [[nodiscard]] std::size_t rank() const { return ranks_ ? static_cast<std::size_t>(ranks_->group().rank()) : 0; }
   [[nodiscard]] std::string who() const { return ranks_ ? ranks_->group().who() : ""; }
   [[nodiscard]] int ranks() const { return ranks_ ? ranks_->group().size() : 1; }
   std::optional<ExpertRanks> ranks_;
-  std::int64_t tokens_ = 0;
+  [[nodiscard]] at::Tensor own_share(const at::Tensor& x) const;  ///< of the ranks that have the same tokens
+  std::int64_t all_tokens_ = 0;                                   ///< of the caller
+  std::int64_t tokens_ = 0;                                       ///< that this rank sends
   std::int64_t choices_ = 0;
   std::vector<std::int64_t> chosen_{};
   std::vector<std::int64_t> rows_{};
@@ -139,9 +146,9 @@ class GatedExpertsImpl : public torch::nn::Module, public SplitModule {
  public:
   /// A whole layer: gate_up [E, 2 F, D], gate above up, and down [E, D, F]. Takes the tensors, without a gradient.
   GatedExpertsImpl(const at::Tensor& gate_up, const at::Tensor& down);
-  /// The ranks of the group, along this axis of the mesh, share the experts of a layer that they have alike: each keeps
+  /// The ranks, along these axes of the mesh, share the experts of a layer that they have alike: each keeps
   /// its own, in new tensors. Once, before the engine is made.
-  void share(const ExpertRanks& ranks, std::string axis = std::string(kExpertAxis));
+  void share(const ExpertRanks& ranks);
   /// How tokens and experts meet from the next forward on. After share(); all ranks alike.
   void set_options(const ExpertOptions& options);
 
@@ -154,7 +161,6 @@ class GatedExpertsImpl : public torch::nn::Module, public SplitModule {
 
  private:
   std::optional<ExpertRanks> ranks_{};
-  std::string axis_{};
   std::int64_t num_experts_;
 };
 TORCH_MODULE(GatedExperts);

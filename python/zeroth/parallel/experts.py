@@ -1,9 +1,10 @@
 """Experts of a model on the ranks of the mesh's axis ep: a token travels to the ranks of its experts."""
 
+import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -42,11 +43,32 @@ class ExpertLayer:
 class Experts:
     """What experts() found, and where it put them."""
 
-    def __init__(self, layers: list[ExpertLayer], others: list[tuple[str, str]], ranks: int) -> None:
+    def __init__(
+        self, layers: list[ExpertLayer], others: list[tuple[str, str]], axes: list[str] | None = None, ranks: int = 1
+    ) -> None:
         self.layers = layers
         self.others = others
         """modules that look like experts and are left whole, and why"""
+        self.axes = axes or ["ep"]
+        """of the mesh, whose ranks own other experts"""
         self.ranks = ranks
+        self.exchanges: list[_C.ExpertRanks] = []
+        """one a layer, where ranks share them"""
+
+    def set_options(
+        self,
+        *,
+        meet: Literal["experts", "tokens", "balance"] | None = None,
+        copies: int | None = None,
+        pieces: int | None = None,
+        two_hops: bool | None = None,
+    ) -> None:
+        """How tokens and experts meet from the next forward on; None: as before. No parameter moves. All ranks alike,
+        between the same two forwards; else the next one is Error MISMATCH on all. Collective if it turns `two_hops`
+        on."""
+        given = {"meet": meet, "copies": copies, "pieces": pieces, "two_hops": two_hops}
+        for exchange in self.exchanges:
+            exchange.set_options(**exchange.options | {key: value for key, value in given.items() if value is not None})
 
     def __str__(self) -> str:
         lines = []
@@ -55,14 +77,23 @@ class Experts:
             each = f"{sizes[0]}" if sizes[0] == sizes[-1] else f"{sizes[-1]} or {sizes[0]}"
             lines.append(
                 f"experts {layer.name} ({type(layer.module).__name__}): {layer.num_experts}, {each} a rank of "
-                f"ep={self.ranks}: {', '.join(layer.parameters)}"
+                f"{'*'.join(self.axes)}={self.ranks}: {', '.join(layer.parameters)}"
             )
         lines += [f"whole   {name}: {why}" for name, why in self.others]
         return "\n".join(lines)
 
 
-def experts(model: nn.Module, mesh: _C.Mesh | None = None) -> Experts:
-    """Finds the layers of experts of a model; with a mesh that has an axis "ep" it puts them there, in place.
+def experts(
+    model: nn.Module,
+    mesh: _C.Mesh | None = None,
+    *,
+    over: Literal["ep", "ep,tp", "ep,sp", "ep,sp,tp"] = "ep",
+    meet: Literal["experts", "tokens", "balance"] = "experts",
+    copies: int = 1,
+    pieces: int = 1,
+    two_hops: bool = False,
+) -> Experts:
+    """Finds the layers of experts of a model; with a mesh that has an axis of `over` it puts them there, in place.
 
     A layer of experts is a module with a forward(tokens [T, D], experts [T, k], weights [T, k]) and parameters whose
     first dimension are its `num_experts`: those of transformers (Mixtral, Qwen-MoE, DeepSeek, OLMoE, GPT-OSS, ...) and
@@ -72,23 +103,32 @@ def experts(model: nn.Module, mesh: _C.Mesh | None = None) -> Experts:
     order of a token's choices. Experts that no token chose have a gradient of zeros.
 
     zeroth.Engine does it for a model and zeroth.mesh.ep > 1. Ranks along ep have batches, and so numbers of tokens, of
-    their own. All ranks build the model from the same seed.
+    their own. All ranks build the model from the same seed. `over` tp: its ranks own other experts, too, and each sends
+    its share of the tokens, which they have alike.
+
+    `meet`: "experts": rows travel. "tokens": each rank gets copies of the experts that its tokens chose, at most
+    `copies` of a layer at a time, those with most rows first; other rows travel. "balance": copies where they lower the
+    greatest number of rows of a rank. `pieces`: runs of a rank's experts whose rows travel while others are computed;
+    0: measured. `two_hops`: rows travel inside nodes, then between them. See zeroth.experts.* in the configuration.
 
     Collective with a mesh. print(experts(model)) says what was found. Raises Error, before the model is changed: MODEL
     if there is no layer of experts, or fewer experts than ranks; MISMATCH if ranks along ep have other weights."""
-    ranks = 1 if mesh is None or "ep" not in mesh.sizes else mesh.size("ep")
     layers, others = list(_layers_of(model)), list(_others_of(model))
-    found = Experts(layers, others, ranks)
-    if mesh is None or ranks == 1:
-        return found
-    group = mesh.axis("ep")
+    shared = None
+    if mesh is not None:
+        shared = _C.ExpertRanks.of_mesh(mesh, over=over, meet=meet, copies=copies, pieces=pieces, two_hops=two_hops)
+    if mesh is None or shared is None or (not layers and "ep" not in shared.axes):
+        return Experts(layers, others)
+    ranks = shared.size
+    found = Experts(layers, others, shared.axes, ranks)
+    group = mesh.axes(shared.axes)
     if not layers:
         refuse(
             "the model has no experts that ranks could have",
             where=_WHERE,
             code="MODEL",
             who=who(group),
-            which=f"/zeroth/mesh/ep = {ranks}, {type(model).__name__}",
+            which=f"/zeroth/mesh/ep = {mesh.size('ep')}, {type(model).__name__}",
             expected="modules with num_experts, parameters [num_experts, ...] and forward(tokens, experts, weights)",
             got="; ".join(f"{name}: {why}" for name, why in others),
         )
@@ -110,7 +150,7 @@ def experts(model: nn.Module, mesh: _C.Mesh | None = None) -> Experts:
                 code="MODEL",
                 who=who(group),
                 which=layer.name,
-                expected=f"{ranks} experts or more, one a rank of ep",
+                expected=f"{ranks} experts or more, one a rank of {'*'.join(shared.axes)}",
                 got=str(layer.num_experts),
             )
     weights: dict[str, torch.Tensor] = {
@@ -130,7 +170,8 @@ def experts(model: nn.Module, mesh: _C.Mesh | None = None) -> Experts:
             hint="build the model from the same seed on every rank: torch.manual_seed() before it is made",
         )
     for layer in layers:
-        _place(layer, group)
+        found.exchanges.append(shared.of_another_layer())
+        _place(layer, found.exchanges[-1])
     return found
 
 
@@ -142,8 +183,9 @@ def _unclear(layer: ExpertLayer) -> str | None:
     return next((name for name in layer.parameters if len(shapes[name]) == 1), None)
 
 
-def _place(layer: ExpertLayer, group: _C.Communicator) -> None:
-    cut = Cut("ep", group.rank, group.size)
+def _place(layer: ExpertLayer, ranks: _C.ExpertRanks) -> None:
+    first, *further = ranks.axes
+    cut = Cut(first, ranks.rank, ranks.size, further=tuple(further))
     for name in layer.parameters:
         path, _, own = name.rpartition(".")
         share(layer.module.get_submodule(path), own, cut, 0)
@@ -151,32 +193,64 @@ def _place(layer: ExpertLayer, group: _C.Communicator) -> None:
     module: Any = layer.module
     module.num_experts = count
     object.__setattr__(module, _PLACED, layer.num_experts)
-    module.forward = _OnRanks(module, layer.num_experts, group)
+    module.forward = _OnRanks(module, layer, ranks)
 
 
 class _OnRanks:
     """In the place of a module's forward: the module's own code runs where the experts are."""
 
-    def __init__(self, module: nn.Module, num_experts: int, group: _C.Communicator) -> None:
+    def __init__(self, module: nn.Module, layer: ExpertLayer, ranks: _C.ExpertRanks) -> None:
         self.module = module
         self.forward: Callable[..., torch.Tensor] = module.forward
-        self.num_experts = num_experts
-        self.group = group
+        self.num_experts = layer.num_experts
+        self.parameters = layer.parameters
+        self.ranks = ranks
 
     def __call__(self, tokens: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         x = tokens.reshape(-1, tokens.shape[-1])
         # transformers: an index above all experts is that of no expert.
-        exchange = _C.TokenExchange(chosen.masked_fill(chosen >= self.num_experts, -1), self.num_experts, self.group)
+        exchange = _C.TokenExchange(chosen.masked_fill(chosen >= self.num_experts, -1), self.num_experts, self.ranks)
         _expert_use.note(self.module, exchange.chosen, exchange.rows)
-        rows = exchange.send(x)
-        expert_of_row = exchange.expert_of_row
-        if (count := rows.shape[0]) == 0:  # a row of zeros, so that the backward is that of the other ranks
-            rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
-            expert_of_row = expert_of_row.new_zeros(1)
-        ones = torch.ones(rows.shape[0], 1, dtype=weights.dtype, device=rows.device)
-        results = self.forward(rows, expert_of_row.unsqueeze(1), ones)[:count]
-        brought = exchange.bring(results, weights)
+        own: dict[str, torch.Tensor] = {name: self.module.get_parameter(name) for name in self.parameters}
+        blocks = {name: exchange.blocks_of_runs(parameter) for name, parameter in own.items()}
+
+        def compute(rows: torch.Tensor, run: int, of_experts: list[int]) -> torch.Tensor:
+            if (count := rows.shape[0]) == 0:  # a row of zeros, so that the backward is that of the other ranks
+                rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
+                of_experts = [1, *of_experts[1:]]
+            of_rows = torch.arange(len(of_experts), device=rows.device).repeat_interleave(
+                torch.tensor(of_experts, device=rows.device), output_size=rows.shape[0]
+            )
+            ones = torch.ones(rows.shape[0], 1, dtype=weights.dtype, device=rows.device)
+            values = {name: of_runs[run] for name, of_runs in blocks.items() if of_runs[run] is not own[name]}
+            with _in_place_of(self.module, values, len(of_experts)):
+                return self.forward(rows, of_rows.unsqueeze(1), ones)[:count]
+
+        brought = exchange.through(x, weights, compute)
         return brought.view(*tokens.shape[:-1], brought.shape[-1])
+
+
+@contextlib.contextmanager
+def _in_place_of(module: nn.Module, values: dict[str, torch.Tensor], num_experts: int) -> Iterator[None]:
+    """The module has these values for its parameters, and so many experts."""
+    if not values:
+        yield
+        return
+    owner: Any = module
+    before = owner.num_experts
+    kept: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        for name, value in values.items():
+            path, _, last = name.rpartition(".")
+            own = module.get_submodule(path)._parameters
+            kept.append((own, last, own[last]))
+            own[last] = value  # type: ignore[assignment]
+        owner.num_experts = num_experts
+        yield
+    finally:
+        owner.num_experts = before
+        for own, last, parameter in kept:
+            own[last] = parameter
 
 
 def _layers_of(model: nn.Module) -> Iterator[ExpertLayer]:

@@ -147,7 +147,8 @@ def parallelize(
     )
     mesh = world.mesh(axes, settings)
     expected = None if sample is None else outputs_of(model, sample)
-    of_experts = experts(model, mesh) if axes.get("ep", 1) > 1 else None
+    has_ranks = any(axes.get(axis, 1) > 1 for axis in settings.experts["over"].split(","))
+    of_experts = experts(model, mesh, **settings.experts) if has_ranks else None
     shared = undo = split_norms = None
     if found is not None:
         tp = mesh.axis("tp")

@@ -27,6 +27,8 @@ class Cut:
     """so many neighbours have the same part"""
     parts: int = 1
     """the dimension is so many equal blocks, each of which is shared like this: query, key and value in one matrix"""
+    further: tuple[str, ...] = ()
+    """more axes of the mesh, inside of `axis`: the ranks are those of all of them"""
 
     def sizes(self, length: int) -> list[int]:
         """Indices of each rank, of a block of `length`."""
@@ -55,7 +57,9 @@ class Cut:
         begin, _ = self.range_of(whole[dim] // self.parts)
         offset = [0] * len(whole)
         offset[dim] = begin
-        return _C.ParameterBox(whole, offset, distinct=self.axis, copies=self.copies, parts_dim=dim, parts=self.parts)
+        return _C.ParameterBox(
+            whole, offset, distinct=self.axis, copies=self.copies, parts_dim=dim, parts=self.parts, further=self.further
+        )
 
 
 def note_cut(parameter: nn.Parameter, cut: Cut, dim: int) -> None:

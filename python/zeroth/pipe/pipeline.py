@@ -345,6 +345,7 @@ def _box(parameter: nn.Parameter, stages: list[int]) -> _C.ParameterBox:
         box.parts_dim,
         stages,
         box.names,
+        box.further,
     )
 
 

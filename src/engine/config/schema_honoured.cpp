@@ -634,6 +634,35 @@ constexpr std::array kKeys{
          .text = "split: between the layers that tp ranks share, norms, dropouts and residual sums work on slices of "
                  "the sequence; the bytes on the wire stay the same.",
          .choices = "whole|split"}),
+    bind<&Config::experts, &ExpertsConfig::over>(
+        {.pointer = "/zeroth/experts/over",
+         .kind = KeyKind::kChoice,
+         .text = "Axes of the mesh along which ranks own other experts. Over tp a rank sends its share of the tokens, "
+                 "which tp ranks have alike, so that rows on the wire and copies of experts are divided by tp.",
+         .choices = "ep|ep,tp|ep,sp|ep,sp,tp"}),
+    bind<&Config::experts, &ExpertsConfig::meet>(
+        {.pointer = "/zeroth/experts/meet",
+         .kind = KeyKind::kChoice,
+         .text = "Where tokens and experts meet: rows of tokens travel to the owners of experts; or copies of the "
+                 "chosen experts travel to the tokens; or balance: copies only where they lower the greatest number "
+                 "of rows that a rank computes.",
+         .choices = "experts|tokens|balance"}),
+    bind<&Config::experts, &ExpertsConfig::copies>(
+        {.pointer = "/zeroth/experts/copies",
+         .kind = KeyKind::kInteger,
+         .text = "Most experts of other ranks that a rank holds of a layer, from its forward to its backward. Only for "
+                 "meet tokens and balance.",
+         .highest = std::int64_t{1} << 20U}),
+    bind<&Config::experts, &ExpertsConfig::pieces>(
+        {.pointer = "/zeroth/experts/pieces",
+         .kind = KeyKind::kInteger,
+         .text = "Runs of a rank's experts: rows of the next run travel while one is computed. 0: of 1, 2 and 4 the "
+                 "quickest, measured. Never changes a number.",
+         .highest = 64}),
+    bind<&Config::experts, &ExpertsConfig::two_hops>(
+        {.pointer = "/zeroth/experts/two_hops",
+         .text = "Rows travel to a rank of the own node first, then to the other node: fewer and larger messages "
+                 "between nodes. Needs as many ranks on each node. Never changes a number."}),
     bind<&Config::mesh, &MeshConfig::verify>(
         {.pointer = "/zeroth/parallel/verify",
          .kind = KeyKind::kChoice,

@@ -15,11 +15,11 @@ struct Homes {
   std::vector<std::size_t> piece{};
 };
 
-Homes homes_of(std::size_t experts, std::size_t ranks, int pieces) {
+Homes homes_of(std::size_t experts, std::size_t ranks, int pieces, std::size_t first_piece) {
   Homes homes;
   std::size_t rank = 0;
   for (const std::int64_t own : slice_sizes(static_cast<std::int64_t>(experts), static_cast<int>(ranks))) {
-    std::size_t piece = 0;
+    std::size_t piece = first_piece;
     for (const std::int64_t count : slice_sizes(own, pieces)) {
       homes.owner.insert(homes.owner.end(), static_cast<std::size_t>(count), rank);
       homes.piece.insert(homes.piece.end(), static_cast<std::size_t>(count), piece++);
@@ -34,19 +34,19 @@ Homes homes_of(std::size_t experts, std::size_t ranks, int pieces) {
 ExchangePlan plan_exchange(const ExpertCounts& counts, std::size_t own, MeetAt meet, std::int64_t copies, int pieces) {
   const std::size_t ranks = counts.size();
   const std::size_t experts = counts.front().size();
-  const auto last = static_cast<std::size_t>(pieces - 1);
-  const Homes homes = homes_of(experts, ranks, pieces);
+  const std::size_t of_copies = meet == MeetAt::kExperts ? 0 : 1;  // pieces
+  const Homes homes = homes_of(experts, ranks, pieces, of_copies);
   ExchangePlan plan;
   plan.copies.resize(ranks);
   if (meet != MeetAt::kExperts && ranks > 1) plan.copies = place_copies(counts, meet, copies);
-  plan.pieces.resize(static_cast<std::size_t>(pieces));
+  plan.pieces.resize(static_cast<std::size_t>(pieces) + of_copies);
+  plan.here = plan.copies[own];
+  if (of_copies > 0) plan.pieces[0].count = static_cast<std::int64_t>(plan.here.size());
   for (std::size_t expert = 0; expert < experts; ++expert) {
     if (homes.owner[expert] != own) continue;
     plan.here.push_back(static_cast<std::int64_t>(expert));
     ++plan.pieces[homes.piece[expert]].count;
   }
-  plan.here.insert(plan.here.end(), plan.copies[own].begin(), plan.copies[own].end());
-  plan.pieces[last].count += static_cast<std::int64_t>(plan.copies[own].size());
   std::int64_t first = 0;
   for (PiecePlan& piece : plan.pieces) {
     piece.first = first;
@@ -61,19 +61,19 @@ ExchangePlan plan_exchange(const ExpertCounts& counts, std::size_t own, MeetAt m
   for (std::size_t at = 0; at < plan.here.size(); ++at)
     place[static_cast<std::size_t>(plan.here[at])] = static_cast<std::int64_t>(at);
 
-  std::vector<std::tuple<std::size_t, std::size_t, bool, std::int64_t>> ways;  // of this rank's rows
+  std::vector<std::tuple<std::size_t, std::size_t, std::int64_t>> ways;  // of this rank's rows
   for (std::size_t from = 0; from < ranks; ++from) {
     for (std::size_t expert = 0; expert < experts; ++expert) {
       const auto number = static_cast<std::int64_t>(expert);
       const bool has_copy = std::ranges::binary_search(plan.copies[from], number);
       const std::size_t to = has_copy ? from : homes.owner[expert];
-      const std::size_t in = has_copy ? last : homes.piece[expert];
+      const std::size_t in = has_copy ? 0 : homes.piece[expert];
       const std::int64_t rows = counts[from][expert];
       PiecePlan& piece = plan.pieces[in];
       piece.of_pairs[from][to] += rows;
       if (from == own) {
         piece.given[to] += rows;
-        ways.emplace_back(in, to, has_copy, number);
+        ways.emplace_back(in, to, number);
       }
       if (to != own) continue;
       const auto at = static_cast<std::size_t>(place[expert] - piece.first);
@@ -83,7 +83,7 @@ ExchangePlan plan_exchange(const ExpertCounts& counts, std::size_t own, MeetAt m
     }
   }
   std::ranges::sort(ways);
-  for (const auto& way : ways) plan.order.push_back(std::get<3>(way));
+  for (const auto& way : ways) plan.order.push_back(std::get<2>(way));
   return plan;
 }
 

@@ -22,13 +22,13 @@ struct PiecePlan {
 
 struct ExchangePlan {
   std::vector<std::vector<std::int64_t>> copies{};  ///< of each rank, ascending
-  std::vector<std::int64_t> here{};                 ///< own experts, then own copies
+  std::vector<std::int64_t> here{};                 ///< own copies, then own experts
   std::vector<std::int64_t> order{};  ///< all experts, as rows for them are sent: piece, rank, place there
-  std::vector<PiecePlan> pieces{};
+  std::vector<PiecePlan> pieces{};    ///< that of the copies first, where there may be any
 };
 
 /// counts: [ranks][E]. What other ranks have for experts of others may be 0 where there are no copies and of_pairs is
-/// not used. pieces: from 1.
+/// not used. pieces: from 1, of own experts; at most as many as the rank with fewest has.
 [[nodiscard]] ExchangePlan plan_exchange(const ExpertCounts& counts, std::size_t own, MeetAt meet, std::int64_t copies,
                                          int pieces);
 

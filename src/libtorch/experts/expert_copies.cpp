@@ -9,6 +9,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <utility>
@@ -34,10 +35,11 @@ struct KeptPlan final : torch::CustomClassHolder {
   CopyPlan plan;
 };
 
-at::Tensor blocks_like(const at::Tensor& x, std::int64_t blocks, bool on_host = false) {
+/// In memory of the host.
+at::Tensor blocks_like(const at::Tensor& x, std::int64_t blocks) {
   std::vector<std::int64_t> shape = x.sizes().vec();
   shape[0] = blocks;
-  return at::empty(shape, on_host ? x.options().device(at::kCPU) : x.options());
+  return at::empty(shape, x.options().device(at::kCPU));
 }
 
 CallName named(bool is_backward, bool has_grad) {
@@ -47,22 +49,17 @@ CallName named(bool is_backward, bool has_grad) {
   return name;
 }
 
-/// Blocks of `from`, which lie there in a row: begin at `first`. All ranks of `counts` get theirs.
 class CopyFunction : public torch::autograd::Function<CopyFunction> {
  public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& parameter, const CopyPlan& plan,
-                            bool has_grad) {
+  static variable_list forward(AutogradContext* context, const at::Tensor& parameter, const CopyPlan& plan,
+                               bool has_grad) {
     context->saved_data["plan"] = at::IValue::make_capsule(c10::make_intrusive<KeptPlan>(plan));
     const CallName name = named(false, has_grad);
     const at::Tensor host = parameter.cpu().contiguous();
-    const std::int64_t copies = sum_of_sizes(plan.copies_from);
-    at::Tensor out = blocks_like(parameter, plan.own + copies);
-    out.narrow(0, 0, plan.own).copy_(parameter);
-    const at::Tensor came = parameter.is_cpu() ? out.narrow(0, plan.own, copies) : blocks_like(parameter, copies, true);
+    const at::Tensor came = blocks_like(parameter, sum_of_sizes(plan.copies_from));
     const auto points = start_blocks(host, plan.wanted, came, plan.copies_from, plan.group, name);
     if (points) with_name_of(plan.group, name, host, [&] { points->wait(); });
-    if (!parameter.is_cpu()) out.narrow(0, plan.own, copies).copy_(came);
-    return out;
+    return {parameter, came.to(parameter.device())};
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -75,9 +72,10 @@ class CopyFunction : public torch::autograd::Function<CopyFunction> {
     const auto kept = context->saved_data["plan"].toCapsule();
     const CopyPlan& plan = static_cast<const KeptPlan&>(*kept).plan;
     const CallName name = named(true, false);
-    const std::int64_t copies = sum_of_sizes(plan.copies_from);
-    const at::Tensor given = gradients[0].narrow(0, plan.own, copies).cpu().contiguous();
-    at::Tensor own = gradients[0].narrow(0, 0, plan.own).clone(at::MemoryFormat::Contiguous);
+    const at::Tensor given = gradients[1].cpu().contiguous();
+    at::Tensor own = gradients[0];
+    const bool adds = std::ranges::any_of(plan.wanted, [](const auto& blocks) { return !blocks.empty(); });
+    if (adds) own = own.clone(at::MemoryFormat::Contiguous);  // autograd's may be another node's, too
     const auto peers = static_cast<std::size_t>(plan.group.size());
     // Sends first: then no rank waits for another one that waits.
     std::unique_ptr<PendingPoints> sends;
@@ -87,7 +85,7 @@ class CopyFunction : public torch::autograd::Function<CopyFunction> {
     for (std::size_t rank = 0; rank < peers; ++rank) {
       const auto count = static_cast<std::int64_t>(plan.wanted[rank].size());
       if (count == 0) continue;
-      const at::Tensor came = blocks_like(given, count, true);
+      const at::Tensor came = blocks_like(given, count);
       std::vector<std::int64_t> from(peers, 0);
       from[rank] = count;
       with_name_of(plan.group, name, came, [&] {
@@ -122,8 +120,8 @@ class CopyFunction : public torch::autograd::Function<CopyFunction> {
 
 }  // namespace
 
-at::Tensor with_copies_of_experts(const at::Tensor& parameter, const std::vector<std::vector<std::int64_t>>& copies,
-                                  std::int64_t num_experts, const ExpertRanks& ranks) {
+OwnAndCopies with_copies(const at::Tensor& parameter, const std::vector<std::vector<std::int64_t>>& copies,
+                         std::int64_t num_experts, const ExpertRanks& ranks) {
   const RankGroup& group = ranks.group();
   require_exchangeable(parameter, group, kCallCopies, "parameter");
   const std::vector<std::int64_t> sizes = slice_sizes(num_experts, group.size());
@@ -142,7 +140,8 @@ at::Tensor with_copies_of_experts(const at::Tensor& parameter, const std::vector
     ++plan.copies_from[owner];
   }
   const bool has_grad = at::GradMode::is_enabled() && parameter.requires_grad();
-  return CopyFunction::apply(parameter, std::as_const(plan), has_grad);
+  const variable_list blocks = CopyFunction::apply(parameter, std::as_const(plan), has_grad);
+  return {.own = blocks[0], .copies = blocks[1]};
 }
 
 }  // namespace zeroth::libtorch

@@ -10,12 +10,17 @@
 
 namespace zeroth::libtorch {
 
+struct OwnAndCopies {
+  at::Tensor own{};     ///< [own experts, ...]: the parameter's memory
+  at::Tensor copies{};  ///< [own copies, ...]: new memory
+};
+
 /// parameter: [own experts, ...] of num_experts that the ranks share by slice_sizes(). copies: for each rank the
-/// experts that it gets, ascending, none of its own. Returns [own experts + own copies, ...]. The gradient of a copy is
-/// sent to the owner, which adds those of rank 0, 1, ... to its own, with memory for those of one rank at a time.
+/// experts that it gets, ascending, none of its own. The gradient of a copy is sent to the owner, which adds those of
+/// rank 0, 1, ... to its own, with memory for those of one rank at a time: so `own` must be used by what is computed.
 /// Collective over the group; blocks; throws as collectives do.
-[[nodiscard]] at::Tensor with_copies_of_experts(const at::Tensor& parameter,
-                                                const std::vector<std::vector<std::int64_t>>& copies,
-                                                std::int64_t num_experts, const ExpertRanks& ranks);
+[[nodiscard]] OwnAndCopies with_copies(const at::Tensor& parameter,
+                                       const std::vector<std::vector<std::int64_t>>& copies, std::int64_t num_experts,
+                                       const ExpertRanks& ranks);
 
 }  // namespace zeroth::libtorch

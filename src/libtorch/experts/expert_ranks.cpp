@@ -27,6 +27,25 @@ Hops hops_of(const RankGroup& group) {
           .outer = RankGroup(Communicator(std::move(outer)), group.rethrow())};
 }
 
+/// The axes of "ep,tp".
+std::vector<std::string> axes_in(const std::string& over) {
+  std::vector<std::string> axes(1);
+  for (const char letter : over) {
+    if (letter == ',')
+      axes.emplace_back();
+    else
+      axes.back() += letter;
+  }
+  return axes;
+}
+
+ExpertOptions options_of(const ExpertsConfig& config) {
+  const MeetAt meet = config.meet == "tokens"    ? MeetAt::kTokens
+                      : config.meet == "balance" ? MeetAt::kBalance
+                                                 : MeetAt::kExperts;
+  return {.meet = meet, .copies = config.copies, .pieces = config.pieces, .two_hops = config.two_hops};
+}
+
 }  // namespace
 
 int PieceTrials::next(std::int64_t most) {
@@ -49,9 +68,32 @@ void PieceTrials::heard(std::int64_t nanoseconds) {
   ++last.times;
 }
 
-ExpertRanks::ExpertRanks(RankGroup group, ExpertOptions options)
-    : state_(std::make_shared<State>(State{.group = std::move(group)})) {
+ExpertRanks::ExpertRanks(RankGroup group, ExpertOptions options, std::vector<std::string> axes,
+                         std::optional<RankGroup> alike)
+    : state_(std::make_shared<State>(
+          State{.group = std::move(group), .axes = std::move(axes), .alike = std::move(alike)})) {
   set_options(options);
+}
+
+std::optional<ExpertRanks> ExpertRanks::of_mesh(Mesh& mesh, const ExpertsConfig& config,
+                                                const RankGroup::Rethrow& rethrow) {
+  std::vector<std::string> axes;
+  const std::vector<std::string> over = axes_in(config.over);
+  for (const MeshAxis& axis : mesh.spec().axes)
+    if (axis.size > 1 && std::ranges::find(over, axis.name) != over.end()) axes.push_back(axis.name);
+  if (axes.empty()) return {};
+  std::optional<RankGroup> alike;
+  if (axes.back() == "tp") alike.emplace(mesh.axis("tp"), rethrow);
+  RankGroup group(axes.size() == 1 ? mesh.axis(axes.front()) : mesh.axes(axes), rethrow);
+  return ExpertRanks(std::move(group), options_of(config), std::move(axes), std::move(alike));
+}
+
+const std::vector<std::string>& ExpertRanks::axes() const {
+  return state_->axes;
+}
+
+const std::optional<RankGroup>& ExpertRanks::alike() const {
+  return state_->alike;
 }
 
 const RankGroup& ExpertRanks::group() const {
@@ -60,6 +102,13 @@ const RankGroup& ExpertRanks::group() const {
 
 const ExpertOptions& ExpertRanks::options() const {
   return state_->options;
+}
+
+ExpertRanks ExpertRanks::of_another_layer() const {
+  auto state = std::make_shared<State>(*state_);
+  state->trials = {};
+  state->pieces = 1;
+  return ExpertRanks(std::move(state));
 }
 
 int ExpertRanks::pieces() const {

@@ -43,6 +43,8 @@ struct Hops {
 
 struct ExpertRanks::State {
   RankGroup group;
+  std::vector<std::string> axes{};
+  std::optional<RankGroup> alike{};
   ExpertOptions options{};
   std::optional<Hops> hops{};  ///< made by the first two_hops
   PieceTrials trials{};

@@ -12,15 +12,6 @@
 #include <utility>
 
 namespace zeroth::libtorch {
-namespace {
-
-/// Of the experts here, for each run of an exchange.
-std::vector<at::Tensor> in_runs(const at::Tensor& parameter, const TokenExchange& exchange) {
-  if (exchange.runs().size() == 1) return {parameter};
-  return parameter.split_with_sizes(exchange.sizes_of_runs());
-}
-
-}  // namespace
 
 GatedExpertsImpl::GatedExpertsImpl(const at::Tensor& whole_gate_up, const at::Tensor& whole_down)
     : num_experts_(whole_down.size(0)) {
@@ -33,7 +24,7 @@ GatedExpertsImpl::GatedExpertsImpl(const at::Tensor& whole_gate_up, const at::Te
   down = register_parameter("down", whole_down.detach());
 }
 
-void GatedExpertsImpl::share(const ExpertRanks& ranks, std::string axis) {
+void GatedExpertsImpl::share(const ExpertRanks& ranks) {
   const RankGroup& group = ranks.group();
   if (ranks_) refuse_experts(group.who(), "share()", "the experts are shared already", "one call", "two");
   if (num_experts_ < group.size())
@@ -48,7 +39,6 @@ void GatedExpertsImpl::share(const ExpertRanks& ranks, std::string axis) {
   take("gate_up", gate_up);
   take("down", down);
   ranks_ = ranks;
-  axis_ = std::move(axis);
 }
 
 void GatedExpertsImpl::set_options(const ExpertOptions& options) {
@@ -58,13 +48,13 @@ void GatedExpertsImpl::set_options(const ExpertOptions& options) {
 
 at::Tensor GatedExpertsImpl::forward(const at::Tensor& x, const at::Tensor& experts, const at::Tensor& weights) const {
   const TokenExchange exchange(experts, num_experts_, ranks_);
-  const std::vector<at::Tensor> gates = in_runs(exchange.with_copies(gate_up), exchange);
-  const std::vector<at::Tensor> downs = in_runs(exchange.with_copies(down), exchange);
-  std::size_t at = 0;
+  const std::vector<at::Tensor> gates = exchange.blocks_of_runs(gate_up);
+  const std::vector<at::Tensor> downs = exchange.blocks_of_runs(down);
   return exchange.through(x, weights, [&](const at::Tensor& rows, const ExpertRun& run) {
+    const auto at = static_cast<std::size_t>(&run - exchange.runs().data());
     const std::vector<at::Tensor> gate_and_up = grouped_linear(rows, gates[at], {}, run.rows).chunk(2, -1);
     const at::Tensor hidden = at::silu(gate_and_up[0]) * gate_and_up[1];
-    return grouped_linear(hidden, downs[at++], {}, run.rows);
+    return grouped_linear(hidden, downs[at], {}, run.rows);
   });
 }
 
@@ -72,7 +62,12 @@ std::vector<std::pair<std::string, ParameterBox>> GatedExpertsImpl::boxes() cons
   if (!ranks_) return {};
   const RankGroup& group = ranks_->group();
   const std::vector<std::int64_t> sizes = slice_sizes(num_experts_, group.size());
-  return {{"gate_up", box_of(gate_up, 0, sizes, group, axis_)}, {"down", box_of(down, 0, sizes, group, axis_)}};
+  const auto box = [&](const at::Tensor& part) {
+    ParameterBox own = box_of(part, 0, sizes, group, ranks_->axes().front());
+    own.axes.further.assign(ranks_->axes().begin() + 1, ranks_->axes().end());
+    return own;
+  };
+  return {{"gate_up", box(gate_up)}, {"down", box(down)}};
 }
 
 }  // namespace zeroth::libtorch

@@ -100,9 +100,10 @@ TokenExchange::TokenExchange(const at::Tensor& experts, std::int64_t num_experts
     refuse_experts(who(), "num_experts", "some ranks would have no expert",
                    c10::str(group_size, " or more, one a rank"), c10::str(num_experts));
   const at::NoGradGuard no_gradient;
-  tokens_ = experts.size(0);
+  all_tokens_ = experts.size(0);
   choices_ = experts.size(1);
-  const at::Tensor chosen = experts.detach().to(at::kCPU, at::kLong).contiguous();
+  const at::Tensor chosen = own_share(experts.detach().to(at::kCPU, at::kLong).contiguous());
+  tokens_ = chosen.size(0);
   chosen_ = count_choices(chosen, num_experts, who());
   const ExpertCounts counts = meet();
   const bool is_alone = group_size == 1;
@@ -198,7 +199,8 @@ ExpertCounts TokenExchange::meet() {
     slowest = std::max(slowest, *from++);
   }
   state.trials.heard(slowest);
-  state.pieces = state.options.pieces > 0 ? state.options.pieces : state.trials.next(sizes.back());
+  state.pieces = state.options.pieces > 0 ? static_cast<int>(std::min<std::int64_t>(state.options.pieces, sizes.back()))
+                                          : state.trials.next(sizes.back());
   return counts;
 }
 
@@ -208,22 +210,23 @@ RowTraffic TokenExchange::traffic_of(std::size_t piece) const {
 }
 
 std::vector<MovingRows> TokenExchange::depart(const at::Tensor& x) const {
-  if (!x.defined() || x.dim() != 2 || x.size(0) != tokens_)
-    refuse_experts(who(), "x", "these are not the tokens of the choices", c10::str("[", tokens_, ", features]"),
+  if (!x.defined() || x.dim() != 2 || x.size(0) != all_tokens_)
+    refuse_experts(who(), "x", "these are not the tokens of the choices", c10::str("[", all_tokens_, ", features]"),
                    text_of(x));
-  const at::Tensor sent = at::index_select(x, 0, token_of_slot_);
+  const at::Tensor sent = at::index_select(own_share(x), 0, token_of_slot_);
   if (ranks() == 1) return {{.rows = sent}};
   std::vector<std::int64_t> sizes;
   for (const Piece& piece : pieces_) sizes.push_back(piece.sent);
   const std::vector<at::Tensor> of_pieces = sizes.size() == 1 ? std::vector{sent} : sent.split_with_sizes(sizes);
   std::vector<MovingRows> moving;
   for (std::size_t piece = 0; piece < sizes.size(); ++piece)
-    moving.push_back(start_rows(of_pieces[piece], traffic_of(piece), *ranks_));
+    moving.push_back(stays(piece) ? MovingRows{.rows = of_pieces[piece]}
+                                  : start_rows(of_pieces[piece], traffic_of(piece), *ranks_));
   return moving;
 }
 
 at::Tensor TokenExchange::arrive(MovingRows moving, std::size_t piece) const {
-  if (ranks() == 1) return moving.rows;
+  if (!moving.flight) return moving.rows;
   const at::Tensor rows = take_rows_of(moving);
   const at::Tensor& by_expert = pieces_[piece].by_expert;
   return by_expert.defined() ? at::index_select(rows, 0, by_expert) : rows;
@@ -234,34 +237,42 @@ MovingRows TokenExchange::give_back(const at::Tensor& y, std::size_t piece) cons
   if (!y.defined() || y.dim() != 2 || y.size(0) != own.received)
     refuse_experts(who(), "y", "these are not the results of the rows of send()",
                    c10::str("[", own.received, ", features]"), text_of(y));
-  if (ranks() == 1) return {.rows = y};
+  if (stays(piece)) return {.rows = y};
   const at::Tensor rows = own.by_rank.defined() ? at::index_select(y, 0, own.by_rank) : y;
   return start_rows(rows, traffic_of(piece).reversed(), *ranks_);
 }
 
 at::Tensor TokenExchange::collect(const std::vector<MovingRows>& moving, const at::Tensor& weights) const {
   std::vector<at::Tensor> of_pieces;
-  for (const MovingRows& one : moving) of_pieces.push_back(ranks() == 1 ? one.rows : take_rows_of(one));
+  for (const MovingRows& one : moving) of_pieces.push_back(one.flight ? take_rows_of(one) : one.rows);
   at::Tensor results = of_pieces.size() == 1 ? of_pieces.front() : at::cat(of_pieces);
   const std::int64_t width = results.size(1);
   // No row: then no choice is routed, and there is nothing to select.
   if (results.size(0) == 0) results = at::zeros({1, width}, results.options()) + results.sum(0, /*keepdim=*/true);
-  at::Tensor scale = weights;
+  at::Tensor scale = own_share(weights);
   if (is_routed_.defined()) scale = scale.masked_fill(is_routed_.logical_not(), 0);
   const at::Tensor of_choices = at::index_select(results, 0, slot_of_choice_).view({tokens_, choices_, width});
-  return (of_choices * scale.unsqueeze(-1).to(results.scalar_type())).sum(1);
+  const at::Tensor sum = (of_choices * scale.unsqueeze(-1).to(results.scalar_type())).sum(1);
+  if (!ranks_ || !ranks_->alike()) return sum;
+  const RankGroup& alike = *ranks_->alike();
+  return gather_from_group(sum, 0, alike, slice_sizes(all_tokens_, alike.size()));
+}
+
+at::Tensor TokenExchange::own_share(const at::Tensor& x) const {
+  return ranks_ && ranks_->alike() ? split_to_group(x, 0, *ranks_->alike()) : x;
 }
 
 void TokenExchange::require_weights(const at::Tensor& weights) const {
-  if (!weights.defined() || weights.dim() != 2 || weights.size(0) != tokens_ || weights.size(1) != choices_)
+  if (!weights.defined() || weights.dim() != 2 || weights.size(0) != all_tokens_ || weights.size(1) != choices_)
     refuse_experts(who(), "weights", "these are not the weights of the choices",
-                   c10::str("[", tokens_, ", ", choices_, "]"), text_of(weights));
+                   c10::str("[", all_tokens_, ", ", choices_, "]"), text_of(weights));
 }
 
 at::Tensor TokenExchange::send(const at::Tensor& x) const {
   std::vector<MovingRows> moving = depart(x);
   std::vector<at::Tensor> rows;
-  for (std::size_t piece = 0; piece < moving.size(); ++piece) rows.push_back(arrive(std::move(moving[piece]), piece));
+  for (std::size_t piece = 0; piece < moving.size(); ++piece)
+    if (runs_[piece].count > 0) rows.push_back(arrive(std::move(moving[piece]), piece));
   return rows.size() == 1 ? rows.front() : at::cat(rows);
 }
 
@@ -271,15 +282,12 @@ at::Tensor TokenExchange::bring(const at::Tensor& y, const at::Tensor& weights) 
   if (!y.defined() || y.dim() != 2 || y.size(0) != received)
     refuse_experts(who(), "y", "these are not the results of the rows of send()",
                    c10::str("[", received, ", features]"), text_of(y));
+  std::vector<std::int64_t> sizes;
+  for (const Piece& piece : pieces_) sizes.push_back(piece.received);
+  const std::vector<at::Tensor> of_pieces = sizes.size() == 1 ? std::vector{y} : y.split_with_sizes(sizes);
   std::vector<MovingRows> moving;
-  if (pieces_.size() == 1) {
-    moving.push_back(give_back(y, 0));
-  } else {
-    std::vector<std::int64_t> sizes;
-    for (const Piece& piece : pieces_) sizes.push_back(piece.received);
-    const std::vector<at::Tensor> of_pieces = y.split_with_sizes(sizes);
-    for (std::size_t piece = 0; piece < sizes.size(); ++piece) moving.push_back(give_back(of_pieces[piece], piece));
-  }
+  for (std::size_t piece = 0; piece < sizes.size(); ++piece)
+    if (runs_[piece].count > 0) moving.push_back(give_back(of_pieces[piece], piece));
   return collect(moving, weights);
 }
 
@@ -288,26 +296,34 @@ at::Tensor TokenExchange::through(const at::Tensor& x, const at::Tensor& weights
   const std::int64_t began = nanoseconds_now();
   std::vector<MovingRows> coming = depart(x);
   std::vector<MovingRows> going;
-  for (std::size_t piece = 0; piece < coming.size(); ++piece)
-    going.push_back(give_back(compute(arrive(std::exchange(coming[piece], {}), piece), runs_[piece]), piece));
+  for (std::size_t piece = 0; piece < coming.size(); ++piece) {
+    const at::Tensor rows = arrive(std::exchange(coming[piece], {}), piece);
+    if (runs_[piece].count > 0) going.push_back(give_back(compute(rows, runs_[piece]), piece));
+  }
   const at::Tensor sum = collect(going, weights);
   if (ranks() > 1) ranks_->state().trials.measured(nanoseconds_now() - began);
   return sum;
 }
 
-std::vector<std::int64_t> TokenExchange::sizes_of_runs() const {
-  std::vector<std::int64_t> sizes;
-  for (const ExpertRun& run : runs_) sizes.push_back(run.count);
-  return sizes;
+bool TokenExchange::stays(std::size_t piece) const {
+  return ranks() == 1 || (piece == 0 && runs_.size() > static_cast<std::size_t>(ranks_->pieces()));
 }
 
-at::Tensor TokenExchange::with_copies(const at::Tensor& parameter) const {
-  if (std::ranges::all_of(copies_, [](const auto& of_rank) { return of_rank.empty(); })) return parameter;
-  const auto own = static_cast<std::int64_t>(here_.size() - copies_[rank()].size());
+std::vector<at::Tensor> TokenExchange::blocks_of_runs(const at::Tensor& parameter) const {
+  const std::int64_t copies = static_cast<std::int64_t>(copies_[rank()].size());
+  const std::int64_t own = static_cast<std::int64_t>(here_.size()) - copies;
   if (!parameter.defined() || parameter.dim() < 1 || parameter.size(0) != own)
     refuse_experts(who(), "parameter", "this is not one block for each own expert", c10::str("[", own, ", ...]"),
                    text_of(parameter));
-  return with_copies_of_experts(parameter, copies_, static_cast<std::int64_t>(chosen_.size()), *ranks_);
+  if (runs_.size() == 1) return {parameter};
+  std::vector<std::int64_t> sizes;
+  for (std::size_t run = stays(0) ? 1 : 0; run < runs_.size(); ++run) sizes.push_back(runs_[run].count);
+  OwnAndCopies blocks{.own = parameter};
+  if (std::ranges::any_of(copies_, [](const auto& of_rank) { return !of_rank.empty(); }))
+    blocks = with_copies(parameter, copies_, static_cast<std::int64_t>(chosen_.size()), *ranks_);
+  std::vector<at::Tensor> of_runs = sizes.size() == 1 ? std::vector{blocks.own} : blocks.own.split_with_sizes(sizes);
+  if (stays(0)) of_runs.insert(of_runs.begin(), copies > 0 ? blocks.copies : parameter.detach().narrow(0, 0, 0));
+  return of_runs;
 }
 
 }  // namespace zeroth::libtorch
