@@ -46,7 +46,8 @@ class TokenExchange {
 
   /// x: [T, D]. Returns [R, D]: expert by expert, and for each the tokens of rank 0, of rank 1, ..., in their order.
   [[nodiscard]] at::Tensor send(const at::Tensor& x) const;
-  /// y: [R, D'] in the order of send(); weights: [T, k] floating. Returns [T, D'], of y's dtype.
+  /// y: [R, D'] in the order of send(); weights: [T, k] floating. Returns [T, D'], of y's dtype. On the CPU a sum of
+  /// 16-bit rows is in float32, with one rounding.
   [[nodiscard]] at::Tensor bring(const at::Tensor& y, const at::Tensor& weights) const;
 
   /// Rows of each own expert, in order; their sum is R.
@@ -67,11 +68,10 @@ class TokenExchange {
   std::vector<std::int64_t> rows_{};
   std::vector<std::int64_t> sent_{};   ///< rows to each rank
   std::vector<std::int64_t> taken_{};  ///< rows from each rank
-  at::Tensor token_of_slot_{};         ///< [S]: rows in the order of their sending
-  at::Tensor slot_of_choice_{};        ///< [T k], 0 where there is no expert
-  at::Tensor is_routed_{};             ///< [T, k], undefined where all are
-  at::Tensor by_expert_{};             ///< [R]: of the rows as they come, in the order of experts
-  at::Tensor by_rank_{};               ///< [R]: the reverse
+  at::Tensor source_of_{};             ///< [S] of int32: choices in the order of the sending of their rows
+  at::Tensor slot_of_{};               ///< [T, k] of int32: the reverse, -1 where there is no expert
+  at::Tensor by_expert_{};             ///< [R] of int32: of the rows as they come, in the order of experts
+  at::Tensor by_rank_{};               ///< [R] of int32: the reverse
   at::Tensor expert_of_row_{};
 };
 

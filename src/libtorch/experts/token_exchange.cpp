@@ -1,4 +1,5 @@
 #include "libtorch/experts/expert_call.h"
+#include "libtorch/experts/rows.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/libtorch/collectives.h>
@@ -8,8 +9,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/index_select.h>
-#include <ATen/ops/zeros.h>
 #include <c10/util/StringUtil.h>
 
 #include <cstddef>
@@ -74,24 +73,12 @@ TokenExchange::TokenExchange(const at::Tensor& experts, std::int64_t num_experts
   tokens_ = experts.size(0);
   choices_ = experts.size(1);
   const at::Tensor chosen = experts.detach().to(at::kCPU, at::kLong).contiguous();
-  const std::int64_t* const expert_of_choice = chosen.data_ptr<std::int64_t>();
-  const std::int64_t all = tokens_ * choices_;
-
-  chosen_ = count_choices(chosen, num_experts, who());
-  const std::int64_t routed = std::accumulate(chosen_.begin(), chosen_.end(), std::int64_t{0});
-  auto [token_of_slot, tokens] = new_indices(routed);
-  auto [slot_of_choice, slots] = new_indices(all);
-  std::vector<std::int64_t> next = begins_of(chosen_);
-  for (std::int64_t choice = 0; choice < all; ++choice) {
-    const std::int64_t expert = expert_of_choice[choice];
-    slots[choice] = expert < 0 ? 0 : next[static_cast<std::size_t>(expert)]++;
-    if (expert >= 0) tokens[slots[choice]] = choice / choices_;
-  }
-  if (routed < all) is_routed_ = chosen.ge(0);
+  ChoiceSlots slots = slots_of_choices(chosen, num_experts, who());
+  chosen_ = std::move(slots.counts);
 
   if (ranks() == 1) {
     rows_ = chosen_;
-    auto [expert_of_row, expert_of] = new_indices(routed);
+    auto [expert_of_row, expert_of] = new_indices(slots.source_of.size(0));
     for (std::int64_t expert = 0; expert < num_experts; ++expert)
       expert_of = std::fill_n(expert_of, chosen_[static_cast<std::size_t>(expert)], expert);
     expert_of_row_ = std::move(expert_of_row);
@@ -99,9 +86,8 @@ TokenExchange::TokenExchange(const at::Tensor& experts, std::int64_t num_experts
     meet();
   }
   const at::Device device = experts.device();
-  token_of_slot_ = token_of_slot.to(device);
-  slot_of_choice_ = slot_of_choice.to(device);
-  if (is_routed_.defined()) is_routed_ = is_routed_.to(device);
+  source_of_ = slots.source_of.to(device);
+  slot_of_ = slots.slot_of.to(device);
   if (by_expert_.defined()) by_expert_ = by_expert_.to(device);
   if (by_rank_.defined()) by_rank_ = by_rank_.to(device);
   expert_of_row_ = expert_of_row_.to(device);
@@ -129,8 +115,10 @@ void TokenExchange::meet() {
     }
   }
   const std::int64_t received = std::accumulate(rows_.begin(), rows_.end(), std::int64_t{0});
-  auto [by_expert, source] = new_indices(received);
-  auto [by_rank, place] = new_indices(received);
+  at::Tensor by_expert = at::empty({received}, at::kInt);
+  at::Tensor by_rank = at::empty({received}, at::kInt);
+  auto* const source = by_expert.data_ptr<std::int32_t>();
+  auto* const place = by_rank.data_ptr<std::int32_t>();
   auto [expert_of_row, expert_of] = new_indices(received);
   std::vector<std::int64_t> next = begins_of(rows_);
   std::int64_t row = 0;  // in the order in which the rows come
@@ -138,8 +126,8 @@ void TokenExchange::meet() {
     for (std::size_t mine = 0; mine < own; ++mine) {
       for (std::int64_t left = from[rank * own + mine]; left > 0; --left, ++row) {
         const std::int64_t to = next[mine]++;
-        source[to] = row;
-        place[row] = to;
+        source[to] = static_cast<std::int32_t>(row);
+        place[row] = static_cast<std::int32_t>(to);
         expert_of[to] = static_cast<std::int64_t>(mine);
       }
     }
@@ -153,9 +141,9 @@ at::Tensor TokenExchange::send(const at::Tensor& x) const {
   if (!x.defined() || x.dim() != 2 || x.size(0) != tokens_)
     refuse_experts(who(), "x", "these are not the tokens of the choices", c10::str("[", tokens_, ", features]"),
                    text_of(x));
-  const at::Tensor sent = at::index_select(x, 0, token_of_slot_);
+  const at::Tensor sent = take_rows(x, source_of_, slot_of_);
   if (ranks() == 1) return sent;
-  return at::index_select(all_to_all(sent, 0, 0, *group_, sent_, taken_), 0, by_expert_);
+  return reorder_rows(all_to_all(sent, 0, 0, *group_, sent_, taken_), by_expert_, by_rank_);
 }
 
 at::Tensor TokenExchange::bring(const at::Tensor& y, const at::Tensor& weights) const {
@@ -166,13 +154,8 @@ at::Tensor TokenExchange::bring(const at::Tensor& y, const at::Tensor& weights) 
     refuse_experts(who(), "weights", "these are not the weights of the choices",
                    c10::str("[", tokens_, ", ", choices_, "]"), text_of(weights));
   at::Tensor results = y;
-  if (ranks() > 1) results = all_to_all(at::index_select(y, 0, by_rank_), 0, 0, *group_, taken_, sent_);
-  // No row: then no choice is routed, and there is nothing to select.
-  if (results.size(0) == 0) results = at::zeros({1, y.size(1)}, y.options()) + results.sum(0, /*keepdim=*/true);
-  at::Tensor scale = weights;
-  if (is_routed_.defined()) scale = scale.masked_fill(is_routed_.logical_not(), 0);
-  const at::Tensor of_choices = at::index_select(results, 0, slot_of_choice_).view({tokens_, choices_, y.size(1)});
-  return (of_choices * scale.unsqueeze(-1).to(y.scalar_type())).sum(1);
+  if (ranks() > 1) results = all_to_all(reorder_rows(y, by_rank_, by_expert_), 0, 0, *group_, taken_, sent_);
+  return sum_rows(results, weights, slot_of_, source_of_);
 }
 
 }  // namespace zeroth::libtorch
