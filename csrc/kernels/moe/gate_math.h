@@ -319,9 +319,12 @@ ZR_HOST_DEVICE ZR_INLINE void backward_of_row(GateRow<T>& row, const GateBackwar
   const std::int64_t room = room_of(rule.experts);
   const bool with_z = args.d_z_sum != 0.0;
   scores_of_row<V>(row, rule, with_z);
-  for (std::int64_t e = 0; e < room; ++e) {
-    d_scores[e] = args.d_score_sums != nullptr && e < rule.experts ? static_cast<T>(args.d_score_sums[e]) : T{0};
-    if (d_given != nullptr && e < rule.experts) d_scores[e] = d_scores[e] + d_given[e];
+  for (std::int64_t e = 0; e < room; ++e) d_scores[e] = T{0};
+  if (args.d_score_sums != nullptr) {
+    for (std::int64_t e = 0; e < rule.experts; ++e) d_scores[e] = static_cast<T>(args.d_score_sums[e]);
+  }
+  if (d_given != nullptr) {
+    for (std::int64_t e = 0; e < rule.experts; ++e) d_scores[e] = d_scores[e] + d_given[e];
   }
   // By the weights: d s_j = scale (g_j - sum_i g_i w_i) / sum of scores, or scale g_j.
   T d_direct[kMostChosen];

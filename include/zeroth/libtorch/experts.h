@@ -76,9 +76,15 @@ class TokenExchange {
 };
 
 /// x [R, in], the first rows[0] of it times the matrix of expert 0, and so on: [R, out]. weight: [experts, out, in];
-/// bias: [experts, out] or undefined. Experts without rows get a gradient of zeros. It has no gradient of its gradient.
+/// bias: [experts, out] or undefined. Experts without rows get a gradient of zeros. A gradient of its gradient is
+/// that of torch's products.
 [[nodiscard]] at::Tensor grouped_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                                         const std::vector<std::int64_t>& rows);
+
+/// unbind() of a stack [experts, ...]: the parts are views of it, and the gradient of the stack is filled as the parts'
+/// gradients come, so that those of all parts are not held twice. A part without a gradient has zeros. A backward of
+/// all its parts at a time.
+[[nodiscard]] std::vector<at::Tensor> expert_parts(const at::Tensor& stacked);
 
 /// Experts of the form down(silu(gate(x)) * up(x)). Ref: Shazeer, "GLU Variants Improve Transformer", 2020, eq. 6;
 /// Jiang et al., "Mixtral of Experts", 2024, section 2.1.

@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -169,6 +169,9 @@ class _OnRanks:
         exchange = _C.TokenExchange(chosen.masked_fill(chosen >= self.num_experts, -1), self.num_experts, self.group)
         _expert_use.note(self.module, exchange.chosen, exchange.rows)
         rows = exchange.send(x)
+        if hasattr(self.module, "of_rows"):  # zeroth.nn.Experts: no second sort, and no copies of rows
+            brought = exchange.bring(cast(Any, self.module).of_rows(rows, exchange.rows), weights)
+            return brought.view(*tokens.shape[:-1], brought.shape[-1])
         expert_of_row = exchange.expert_of_row
         if (count := rows.shape[0]) == 0:  # a row of zeros, so that the backward is that of the other ranks
             rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])

@@ -205,9 +205,45 @@ TEST(Experts, AFewRowsOfManyGoThroughTheirMatrices) {
   require_near(out, expected, "rows");
   const Tensor target = numbers({6, 2}, 4);
   const auto got = torch::autograd::grad({(out * target).sum()}, {x, weight, bias});
-  const auto wanted = torch::autograd::grad({(expected * target).sum()}, {x, weight, bias});
+  const auto wanted = torch::autograd::grad({(expected * target).sum()}, {x, weight, bias}, {}, /*retain_graph=*/true);
   for (std::size_t at = 0; at < 3; ++at) require_near(got[at], wanted[at], "gradient " + std::to_string(at));
+  const auto twice = [&](const Tensor& rows_of) {
+    const auto first = torch::autograd::grad({rows_of.pow(3).sum()}, {x, weight, bias}, {}, true, true);
+    return torch::autograd::grad({first[0].square().sum() + first[1].square().sum() + first[2].square().sum()},
+                                 {x, weight, bias});
+  };
+  const auto second = twice(libtorch::grouped_linear(x, weight, bias, {2, 0, 3, 1}));
+  const auto expected_second = twice(expected);
+  for (std::size_t at = 0; at < 3; ++at)
+    require_near(second[at] / expected_second[at].abs().max(), expected_second[at] / expected_second[at].abs().max(),
+                 "second gradient " + std::to_string(at));
   EXPECT_EQ(libtorch::grouped_linear(x.detach().narrow(0, 0, 0), weight, {}, {0, 0, 0, 0}).size(0), 0);
+}
+
+TEST(Experts, PartsOfAStackFillOneGradient) {
+  const Tensor stacked = numbers({3, 2, 4}, 1).requires_grad_();
+  const Tensor factors = numbers({3, 2, 4}, 2);
+  const auto loss_of = [&](const std::vector<Tensor>& parts) {  // part 1 is not used, part 2 twice
+    return (parts[0] * factors[0]).sum() + (parts[2].square() * factors[2]).sum() + parts[2].sum();
+  };
+  for (int backward = 0; backward < 2; ++backward) {  // nothing is left of the first
+    const std::vector<Tensor> parts = libtorch::expert_parts(stacked);
+    EXPECT_EQ(parts[1].data_ptr(), stacked[1].data_ptr());
+    const Tensor loss = loss_of(parts);
+    const Tensor wanted = torch::autograd::grad({loss_of(stacked.unbind())}, {stacked})[0];
+    for (const bool keeps : {true, false})
+      require_near(torch::autograd::grad({loss}, {stacked}, {}, keeps)[0], wanted, "gradient of the stack");
+  }
+  const auto twice = [&](const std::vector<Tensor>& parts) {
+    const Tensor first = torch::autograd::grad({loss_of(parts)}, {stacked}, {}, true, /*create_graph=*/true)[0];
+    return torch::autograd::grad({first.pow(3).sum()}, {stacked})[0];
+  };
+  require_near(twice(libtorch::expert_parts(stacked)), twice(stacked.unbind()), "second gradient");
+  // The gradients of parts that others hold are their own: the next backward does not write to them.
+  const Tensor held = torch::autograd::grad({loss_of(libtorch::expert_parts(stacked))}, {stacked})[0];
+  const Tensor before = held.clone();
+  (void)torch::autograd::grad({2 * loss_of(libtorch::expert_parts(stacked))}, {stacked});
+  EXPECT_TRUE(torch::equal(held, before));
 }
 
 TEST(Experts, BadInputIsRefusedByName) {
