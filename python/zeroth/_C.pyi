@@ -724,11 +724,14 @@ def keep_within(
 def router_z_loss(logits: torch.Tensor) -> torch.Tensor:
     """The mean over tokens of logsumexp(logits)^2; logits [T, E]."""
 
+def expert_parts(stacked: torch.Tensor) -> list[torch.Tensor]:
+    """unbind() of a stack [experts, ...], whose gradient is filled as those of the parts come."""
+
 def grouped_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rows: Sequence[int]
 ) -> torch.Tensor:
     """x [R, in], its first rows[0] rows times the matrix of expert 0, and so on: [R, out]. weight [experts, out, in], bias [experts, out].
-    Experts without rows have a gradient of zeros. It has no gradient of its gradient."""
+    Experts without rows have a gradient of zeros."""
 
 def gathered_linear(
     x: torch.Tensor,

@@ -91,7 +91,8 @@ struct GateBackwardArgs {
   const void* d_weights = nullptr;       ///< [tokens, k] of the type of the weights, or null: zeros
   const double* d_score_sums = nullptr;  ///< [E] or null: zeros. Of the sums of scores: the balance loss
   double d_z_sum = 0.0;
-  void* d_logits = nullptr;  ///< [tokens, E] of the dtype of the logits; may be the logits
+  const void* d_scores = nullptr;  ///< [tokens, E] of the type of the weights, or null: zeros. Of the scores themselves
+  void* d_logits = nullptr;        ///< [tokens, E] of the dtype of the logits; may be the logits
 };
 /// The gradient of the logits. The choice has none, nor have the counts and the bias. The rounding of the terms of sums
 /// counts as the identity. A row of which nothing is known has NaN. Throws Error{kUsage} also for a chosen expert

@@ -88,6 +88,7 @@ std::int64_t gate_backward_rows(const GateBackwardArgs& args, const In* logits, 
   const std::int64_t k = args.rule.k;
   const T nan = canonical(Lane<T>{static_cast<T>(__builtin_nan(""))}).v;
   const auto* const d_weights = static_cast<const T*>(args.d_weights);
+  const auto* const d_given = static_cast<const T*>(args.d_scores);
   auto* const d_logits = static_cast<In*>(args.d_logits);
   alignas(64) T row_logits[kMostExperts];
   alignas(64) T row_scores[kMostExperts];
@@ -100,7 +101,8 @@ std::int64_t gate_backward_rows(const GateBackwardArgs& args, const In* logits, 
     }
     load_row<V<T>>(row, logits + t * experts, experts);
     if (row.known) {
-      backward_of_row<V<T>>(row, args, chosen, d_weights == nullptr ? nullptr : d_weights + t * k, d_scores);
+      backward_of_row<V<T>>(row, args, chosen, d_weights == nullptr ? nullptr : d_weights + t * k,
+                            d_given == nullptr ? nullptr : d_given + t * experts, d_scores);
     } else {
       for (std::int64_t e = 0; e < experts; ++e) row.scores[e] = nan;
     }

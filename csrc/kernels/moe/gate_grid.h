@@ -133,10 +133,12 @@ struct GateBackwardGrid {
     const T nan = canonical(Lane<T>{static_cast<T>(__builtin_nan(""))}).v;
     for (std::int64_t t = thread.index; t < args.tokens; t += count) {
       const auto* const d_weights = static_cast<const T*>(args.d_weights);
+      const auto* const d_given = static_cast<const T*>(args.d_scores);
       load_row<Lane<T>>(row, static_cast<const In*>(args.logits) + t * experts, experts);
       if (row.known) {
         backward_of_row<Lane<T>>(row, args, args.chosen + t * args.rule.k,
-                                 d_weights == nullptr ? nullptr : d_weights + t * args.rule.k, arrays + 2 * room);
+                                 d_weights == nullptr ? nullptr : d_weights + t * args.rule.k,
+                                 d_given == nullptr ? nullptr : d_given + t * experts, arrays + 2 * room);
       }
       for (std::int64_t e = 0; e < experts; ++e) {
         canonical(Lane<T>{row.known ? row.scores[e] : nan}).store(static_cast<In*>(args.d_logits) + t * experts + e);

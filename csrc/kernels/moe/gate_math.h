@@ -310,16 +310,21 @@ ZR_HOST_DEVICE ZR_INLINE void weights_of(const GateRow<T>& row, const GateRule& 
   for (std::int64_t j = 0; j < rule.k; ++j) weights[j] = weights[j] / sum;
 }
 
-/// The gradient of the logits of a known row into row.scores.
+/// The gradient of the logits of a known row into row.scores. d_weights, d_given: of the token, or null; d_scores:
+/// room.
 template <class V, class T>
 ZR_HOST_DEVICE ZR_INLINE void backward_of_row(GateRow<T>& row, const GateBackwardArgs& args, const std::int32_t* chosen,
-                                              const T* d_weights, T* d_scores) {
+                                              const T* d_weights, const T* d_given, T* d_scores) {
   const GateRule& rule = args.rule;
   const std::int64_t room = room_of(rule.experts);
   const bool with_z = args.d_z_sum != 0.0;
   scores_of_row<V>(row, rule, with_z);
-  for (std::int64_t e = 0; e < room; ++e) {
-    d_scores[e] = args.d_score_sums != nullptr && e < rule.experts ? static_cast<T>(args.d_score_sums[e]) : T{0};
+  for (std::int64_t e = 0; e < room; ++e) d_scores[e] = T{0};
+  if (args.d_score_sums != nullptr) {
+    for (std::int64_t e = 0; e < rule.experts; ++e) d_scores[e] = static_cast<T>(args.d_score_sums[e]);
+  }
+  if (d_given != nullptr) {
+    for (std::int64_t e = 0; e < rule.experts; ++e) d_scores[e] = d_scores[e] + d_given[e];
   }
   // By the weights: d s_j = scale (g_j - sum_i g_i w_i) / sum of scores, or scale g_j.
   T d_direct[kMostChosen];

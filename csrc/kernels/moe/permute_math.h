@@ -39,27 +39,49 @@ ZR_HOST_DEVICE ZR_INLINE W combined(const T* in, std::int64_t width, std::int64_
   return canonical(sum);
 }
 
-/// The product of two rows, in the lanes of permute.h.
-template <class W, class T>
-ZR_HOST_DEVICE ZR_INLINE typename W::Value row_product(const T* a, const T* b, std::int64_t width) {
+/// The products of a row with each of kRows others, in the lanes of permute.h. kFetch: `later` are kRows rows that are
+/// asked for ahead of their turn.
+template <class W, int kRows, bool kFetch, class T>
+ZR_HOST_DEVICE ZR_INLINE void row_products(const T* a, const T* const* b, std::int64_t width,
+                                           typename W::Value* products, const T* const* later) {
   using Number = typename W::Value;
   constexpr std::int64_t kVectors = kDotLanes / W::kLanes;
-  W sums[kVectors];
-  for (auto& sum : sums) sum = W::splat(Number{0});
+  constexpr std::int64_t kBytes = kDotLanes * static_cast<std::int64_t>(sizeof(T));
+  W sums[kRows][kVectors];
+  for (auto& of_row : sums) {
+    for (auto& sum : of_row) sum = W::splat(Number{0});
+  }
   std::int64_t c = 0;
   for (; c + kDotLanes <= width; c += kDotLanes) {
-    for (std::int64_t i = 0; i < kVectors; ++i)
-      sums[i] = fused(W::load(a + c + i * W::kLanes), W::load(b + c + i * W::kLanes), sums[i]);
+    if constexpr (kFetch) {
+      for (int row = 0; row < kRows; ++row) {
+        for (std::int64_t i = 0; i < kBytes; i += 64)
+          __builtin_prefetch(reinterpret_cast<const unsigned char*>(later[row] + c) + i, 0, 2);
+      }
+    }
+    for (std::int64_t i = 0; i < kVectors; ++i) {
+      const W of_a = W::load(a + c + i * W::kLanes);
+      for (int row = 0; row < kRows; ++row)
+        sums[row][i] = fused(of_a, W::load(b[row] + c + i * W::kLanes), sums[row][i]);
+    }
   }
-  Number lanes[kDotLanes];
-  for (std::int64_t i = 0; i < kVectors; ++i) sums[i].store(lanes + i * W::kLanes);
   using One = Lane<Number>;
-  for (std::int64_t l = 0; c + l < width; ++l)
-    lanes[l] = fused(One::load(a + c + l), One::load(b + c + l), One{lanes[l]}).v;
-  for (std::int64_t half = kDotLanes / 2; half > 0; half /= 2) {
-    for (std::int64_t l = 0; l < half; ++l) lanes[l] = lanes[l] + lanes[l + half];
+  for (int row = 0; row < kRows; ++row) {
+    Number lanes[kDotLanes];
+    for (std::int64_t i = 0; i < kVectors; ++i) sums[row][i].store(lanes + i * W::kLanes);
+    for (std::int64_t l = 0; c + l < width; ++l)
+      lanes[l] = fused(One::load(a + c + l), One::load(b[row] + c + l), One{lanes[l]}).v;
+    for (std::int64_t half = kDotLanes / 2; half > 0; half /= 2) {
+      for (std::int64_t l = 0; l < half; ++l) lanes[l] = lanes[l] + lanes[l + half];
+    }
+    products[row] = canonical(One{lanes[0]}).v;
   }
-  return canonical(One{lanes[0]}).v;
+}
+template <class W, class T>
+ZR_HOST_DEVICE ZR_INLINE typename W::Value row_product(const T* a, const T* b, std::int64_t width) {
+  typename W::Value product;
+  row_products<W, 1, false>(a, &b, width, &product, static_cast<const T* const*>(nullptr));
+  return product;
 }
 
 }  // namespace

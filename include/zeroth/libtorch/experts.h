@@ -66,7 +66,8 @@ class TokenExchange {
 
   /// x: [T, D]. Returns [R, D]: expert by expert, and for each the tokens of rank 0, of rank 1, ..., in their order.
   [[nodiscard]] at::Tensor send(const at::Tensor& x) const;
-  /// y: [R, D'] in the order of send(); weights: [T, k] floating. Returns [T, D'], of y's dtype.
+  /// y: [R, D'] in the order of send(); weights: [T, k] floating. Returns [T, D'], of y's dtype. On the CPU a sum of
+  /// 16-bit rows is in float32, with one rounding.
   [[nodiscard]] at::Tensor bring(const at::Tensor& y, const at::Tensor& weights) const;
 
   /// What a run of experts makes of its rows: [rows, D] -> [rows, D']. Called for each of runs() that has experts, in
@@ -102,8 +103,9 @@ class TokenExchange {
     std::vector<std::vector<std::int64_t>> of_pairs{};
     std::int64_t sent = 0;
     std::int64_t received = 0;
-    at::Tensor by_expert{};  ///< [received]: of the rows as they come, in the order of experts; undefined: that is it
-    at::Tensor by_rank{};    ///< the reverse
+    at::Tensor
+        by_expert{};  ///< [received] of int32: of the rows as they come, in the order of experts; undefined: that is it
+    at::Tensor by_rank{};  ///< the reverse
   };
   [[nodiscard]] ExpertCounts meet();  ///< ranks tell each other how many rows they have
   void lay_out(const ExchangePlan& plan, const at::Tensor& chosen, at::Device device);
@@ -129,16 +131,21 @@ class TokenExchange {
   std::vector<ExpertRun> runs_{};
   std::vector<std::vector<std::int64_t>> copies_{};  ///< of each rank
   std::vector<Piece> pieces_{};
-  at::Tensor token_of_slot_{};   ///< [S]: rows in the order of their sending
-  at::Tensor slot_of_choice_{};  ///< [T k], 0 where there is no expert
-  at::Tensor is_routed_{};       ///< [T, k], undefined where all are
+  at::Tensor source_of_{};  ///< [S] of int32: choices in the order of the sending of their rows
+  at::Tensor slot_of_{};    ///< [T, k] of int32: the reverse, -1 where there is no expert
   at::Tensor expert_of_row_{};
 };
 
 /// x [R, in], the first rows[0] of it times the matrix of expert 0, and so on: [R, out]. weight: [experts, out, in];
-/// bias: [experts, out] or undefined. Experts without rows get a gradient of zeros. It has no gradient of its gradient.
+/// bias: [experts, out] or undefined. Experts without rows get a gradient of zeros. A gradient of its gradient is
+/// that of torch's products.
 [[nodiscard]] at::Tensor grouped_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                                         const std::vector<std::int64_t>& rows);
+
+/// unbind() of a stack [experts, ...]: the parts are views of it, and the gradient of the stack is filled as the parts'
+/// gradients come, so that those of all parts are not held twice. A part without a gradient has zeros. A backward of
+/// all its parts at a time.
+[[nodiscard]] std::vector<at::Tensor> expert_parts(const at::Tensor& stacked);
 
 /// Experts of the form down(silu(gate(x)) * up(x)). Ref: Shazeer, "GLU Variants Improve Transformer", 2020, eq. 6;
 /// Jiang et al., "Mixtral of Experts", 2024, section 2.1.

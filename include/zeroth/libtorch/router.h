@@ -5,8 +5,13 @@
 //   weights   scores of the chosen, [divided by their sum,] times a factor
 //
 // T tokens, E experts, k choices. Scores are formed in float32, in float64 for float64 logits. The choice has no
-// gradient; weights and scores have. Ref: Shazeer et al., "Outrageously Large Neural Networks", 2017 (top-k);
-// DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, eq. 12 to 16 (sigmoid, bias for the choice only, groups).
+// gradient; weights and scores have.
+//
+// On the CPU kernels compute (kernels/moe/gate.h), on torch's threads, for up to 1,024 experts, 64 choices and a finite
+// bias of float32 or less; elsewhere torch's operators. A row of logits with a NaN, or whose greatest is infinite,
+// gives NaN. Gradients of gradients are those of the operators. Ref: Shazeer et al., "Outrageously Large Neural
+// Networks", 2017 (top-k); DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, eq. 12 to 16 (sigmoid, bias for the
+// choice only, groups).
 #pragma once
 
 #include <zeroth/libtorch/rank_group.h>
@@ -53,6 +58,8 @@ enum class KeepBy : std::uint8_t {
 
 /// `experts` [T, k] with -1 for choices beyond `capacity` choices of an expert. weights: [T, k]. The same seed, tokens
 /// and choices give the same result on every machine. Throws kUsage for a capacity below 0.
+/// Capacities go by the kernel dispatch_keep() (kernels/moe/dispatch.h), which has the formula of the draw; k is at
+/// most 64, and there are below 2^31 choices.
 [[nodiscard]] at::Tensor keep_within(const at::Tensor& experts, const at::Tensor& weights, std::int64_t num_experts,
                                      std::int64_t capacity, KeepBy by = KeepBy::kPosition, std::uint64_t seed = 0);
 

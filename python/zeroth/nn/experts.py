@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.nn import functional
 
 from zeroth import _C
 
@@ -39,22 +40,59 @@ class Experts(nn.Module):
         self._names = {name: name.replace(".", "__") for name in of_each[0]}
         # No submodule: it has no parameters of its own.
         object.__setattr__(self, "_template", copy.deepcopy(expert).to("meta"))
+        object.__setattr__(self, "_steps", _stack_of(self._template))
 
     def forward(self, tokens: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """tokens [T, D]; experts [T, k], from 0 to num_experts - 1, or -1 for none; weights [T, k]. Returns [T, D']:
         the weighted sum of the results of a token's experts."""
         exchange = _C.TokenExchange(experts, self.num_experts)
-        rows = exchange.send(tokens).split(exchange.rows)
-        return exchange.bring(torch.cat([self._one(expert, part) for expert, part in enumerate(rows)]), weights)
+        return exchange.bring(self.of_rows(exchange.send(tokens), exchange.rows), weights)
 
-    def _one(self, expert: int, rows: torch.Tensor) -> torch.Tensor:
-        own = {name: self.get_parameter(stacked)[expert] for name, stacked in self._names.items()}
+    def of_rows(self, x: torch.Tensor, rows: list[int]) -> torch.Tensor:
+        """x [R, D]: rows[0] rows of expert 0, then those of expert 1, ...; returns [R, D']."""
+        parts = {name: _C.expert_parts(getattr(self, stacked)) for name, stacked in self._names.items()}
         self._template.train(self.training)
-        result: torch.Tensor = functional_call(self._template, own, (rows,))
-        return result
+        results = []
+        for expert, part in enumerate(x.split(rows)):
+            own = {name: of_experts[expert] for name, of_experts in parts.items()}
+            results.append(self._stack(part, own) if self._steps else functional_call(self._template, own, (part,)))
+        return torch.cat(results)
+
+    def _stack(self, x: torch.Tensor, own: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The rows of one expert whose modules are known: functional_call() without its work for each call."""
+        for prefix, module in self._steps:
+            if isinstance(module, nn.Linear):
+                x = functional.linear(x, own[prefix + "weight"], own.get(prefix + "bias"))
+            else:
+                x = module(x)
+        return x
 
     def extra_repr(self) -> str:
         return f"num_experts={self.num_experts}, expert={type(self._template).__name__}"
+
+
+# Of each element alone, without a draw.
+_ACTIVATIONS = (nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid)
+
+
+def _stack_of(expert: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The modules of an expert that is nothing but linear layers and activations in a row, with the prefixes of their
+    parameters' names; or none."""
+    steps: list[tuple[str, nn.Module]] = []
+    seen: set[int] = set()
+    if len(list(expert.parameters())) != len(list(expert.named_parameters(remove_duplicate=False))):
+        return []
+    for name, module in expert.named_modules(remove_duplicate=False):
+        hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+        if any(hooks) or id(module) in seen:
+            return []
+        seen.add(id(module))
+        if type(module) is nn.Sequential:
+            continue
+        if type(module) is not nn.Linear and type(module) not in _ACTIVATIONS:
+            return []
+        steps.append((f"{name}." if name else "", module))
+    return steps
 
 
 def _reset(expert: nn.Module) -> None:

@@ -215,16 +215,20 @@ class _OnRanks:
         blocks = {name: exchange.blocks_of_runs(parameter) for name, parameter in own.items()}
 
         def compute(rows: torch.Tensor, run: int, of_experts: list[int]) -> torch.Tensor:
+            values = {name: of_runs[run] for name, of_runs in blocks.items() if of_runs[run] is not own[name]}
+            if (of_rows := getattr(self.module, "of_rows", None)) is not None:  # zeroth.nn.Experts: no second sort
+                with _in_place_of(self.module, values, len(of_experts)):
+                    results: torch.Tensor = of_rows(rows, of_experts)
+                return results
             if (count := rows.shape[0]) == 0:  # a row of zeros, so that the backward is that of the other ranks
                 rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
                 of_experts = [1, *of_experts[1:]]
-            of_rows = torch.arange(len(of_experts), device=rows.device).repeat_interleave(
+            numbers = torch.arange(len(of_experts), device=rows.device).repeat_interleave(
                 torch.tensor(of_experts, device=rows.device), output_size=rows.shape[0]
             )
             ones = torch.ones(rows.shape[0], 1, dtype=weights.dtype, device=rows.device)
-            values = {name: of_runs[run] for name, of_runs in blocks.items() if of_runs[run] is not own[name]}
             with _in_place_of(self.module, values, len(of_experts)):
-                return self.forward(rows, of_rows.unsqueeze(1), ones)[:count]
+                return self.forward(rows, numbers.unsqueeze(1), ones)[:count]
 
         brought = exchange.through(x, weights, compute)
         return brought.view(*tokens.shape[:-1], brought.shape[-1])

@@ -1,24 +1,32 @@
 #include "libtorch/experts/expert_call.h"
 
+#include <kernels/moe/dispatch.h>
 #include <zeroth/libtorch/router.h>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
 
 namespace zeroth::libtorch {
 namespace {
 
-/// A bijection of 64 bits that spreads neighbouring numbers. Ref: Steele et al., "Fast Splittable Pseudorandom Number
-/// Generators", 2014 (SplitMix64).
-std::uint64_t spread(std::uint64_t value) {
-  value += 0x9E3779B97F4A7C15ULL;
-  value = (value ^ (value >> 30U)) * 0xBF58476D1CE4E5B9ULL;
-  value = (value ^ (value >> 27U)) * 0x94D049BB133111EBULL;
-  return value ^ (value >> 31U);
+kernels::DropPolicy policy_of(KeepBy by) {
+  switch (by) {
+    case KeepBy::kPosition:
+      return kernels::DropPolicy::kByPosition;
+    case KeepBy::kWeight:
+      return kernels::DropPolicy::kByScore;
+    case KeepBy::kDraw:
+      return kernels::DropPolicy::kRandom;
+  }
+  return kernels::DropPolicy::kByPosition;
 }
 
 }  // namespace
@@ -40,30 +48,34 @@ at::Tensor keep_within(const at::Tensor& experts, const at::Tensor& weights, std
                                                           : "an undefined tensor");
   if (capacity < 0) refuse_experts("", "capacity", "an expert takes less than no row", "0 or more", c10::str(capacity));
   const at::NoGradGuard no_gradient;
-  const std::int64_t tokens = experts.size(0);
   const std::int64_t choices = experts.size(1);
+  if (choices < 1 || choices > 64)
+    refuse_experts("", "experts", "a token has too many choices", "1 to 64", c10::str(choices));
+  if (experts.numel() >= std::numeric_limits<std::int32_t>::max())
+    refuse_experts("", "experts", "there are too many choices", "below 2^31", c10::str(experts.numel()));
   const at::Tensor kept = experts.detach().to(at::kCPU, at::kLong, /*non_blocking=*/false, /*copy=*/true).contiguous();
-  const at::Tensor of_choice = weights.detach().to(at::kCPU, at::kDouble).contiguous();
-  auto* const expert_of = kept.data_ptr<std::int64_t>();
-  const double* const weight_of = of_choice.data_ptr<double>();
   (void)count_choices(kept, num_experts);
-  // By position: choice by choice, and of each the tokens in their order.
-  std::vector<std::vector<std::int64_t>> of_experts(static_cast<std::size_t>(num_experts));
-  for (std::int64_t choice = 0; choice < choices; ++choice) {
-    for (std::int64_t token = 0; token < tokens; ++token) {
-      const std::int64_t at = token * choices + choice;
-      if (expert_of[at] >= 0) of_experts[static_cast<std::size_t>(expert_of[at])].push_back(at);
-    }
-  }
-  for (std::vector<std::int64_t>& rows : of_experts) {
-    if (static_cast<std::int64_t>(rows.size()) <= capacity) continue;
-    if (by == KeepBy::kWeight)
-      std::ranges::stable_sort(rows, std::ranges::greater(), [&](std::int64_t at) { return weight_of[at]; });
-    if (by == KeepBy::kDraw)
-      std::ranges::stable_sort(rows, {},
-                               [&](std::int64_t at) { return spread(spread(seed) ^ static_cast<std::uint64_t>(at)); });
-    for (std::size_t row = static_cast<std::size_t>(capacity); row < rows.size(); ++row) expert_of[rows[row]] = -1;
-  }
+  const at::Tensor chosen = kept.to(at::kInt);
+  const at::Tensor slots = at::empty(kept.sizes(), at::kInt);
+  const at::Tensor of_choice =
+      by == KeepBy::kWeight ? weights.detach().to(at::kCPU, at::kDouble).contiguous() : at::Tensor();
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(num_experts));
+  kernels::DispatchArgs args{.chosen = chosen.const_data_ptr<std::int32_t>(),
+                             .tokens = kept.size(0),
+                             .k = choices,
+                             .experts = num_experts,
+                             .capacity = capacity,
+                             .policy = policy_of(by),
+                             .weights = of_choice.defined() ? of_choice.const_data_ptr() : nullptr,
+                             .weights_dtype = DType::kFloat64,
+                             .seed = seed,
+                             .counts = counts.data(),
+                             .slot_of = slots.data_ptr<std::int32_t>()};
+  std::vector<std::uint64_t> workspace(kernels::dispatch_workspace_bytes(args, num_experts) / sizeof(std::uint64_t) +
+                                       1);
+  args.workspace = workspace.data();
+  kernels::dispatch_keep(args, 0, num_experts);
+  kept.masked_fill_(slots.lt(0), -1);
   return kept.to(experts.device());
 }
 

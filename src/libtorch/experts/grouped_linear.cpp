@@ -4,14 +4,21 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
-#include <ATen/ops/tensor.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <optional>
 #include <utility>
 
 namespace zeroth::libtorch {
@@ -30,35 +37,60 @@ void for_experts(const std::vector<std::int64_t>& rows, Body&& body) {
   }
 }
 
+/// Rows of all experts, one expert after the other.
+template <class Body>
+at::Tensor joined_rows(const std::vector<std::int64_t>& rows, const at::Tensor& none, Body&& body) {
+  std::vector<at::Tensor> parts;
+  for_experts(rows, [&](std::int64_t expert, std::int64_t first, std::int64_t count) {
+    parts.push_back(body(expert, first, count));
+  });
+  return parts.empty() ? none : at::cat(parts);
+}
+
 class GroupedProduct : public torch::autograd::Function<GroupedProduct> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
-                            const std::vector<std::int64_t>& rows) {
+                            const std::optional<at::Tensor>& bias, const std::vector<std::int64_t>& rows) {
     context->save_for_backward({x, weight});
     context->saved_data["rows"] = rows;
+    context->saved_data["bias"] = bias.has_value();
     at::Tensor out = at::empty({x.size(0), weight.size(1)}, x.options());
     for_experts(rows, [&](std::int64_t expert, std::int64_t first, std::int64_t count) {
       at::Tensor part = out.narrow(0, first, count);
-      at::mm_out(part, x.narrow(0, first, count), weight.select(0, expert).t());
+      const at::Tensor of_expert = x.narrow(0, first, count);
+      const at::Tensor matrix = weight.select(0, expert).t();
+      if (bias) {
+        at::addmm_out(part, bias->select(0, expert), of_expert, matrix);
+      } else {
+        at::mm_out(part, of_expert, matrix);
+      }
     });
     return out;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    if (at::GradMode::is_enabled())
-      refuse_experts("", "create_graph", "there is no gradient of grouped_linear()'s gradient", "create_graph=False",
-                     "create_graph=True");
     const variable_list saved = context->get_saved_variables();
     const at::Tensor& x = saved[0];
     const at::Tensor& weight = saved[1];
     const auto rows = context->saved_data["rows"].toIntVector();
     const at::Tensor gradient = gradients[0].to(weight.scalar_type()).contiguous();
-    variable_list result(3);
+    variable_list result(4);
+    if (at::GradMode::is_enabled()) return by_operators(context, x, weight, gradient, rows);
     if (context->needs_input_grad(1)) {
-      result[1] = at::zeros(weight.sizes(), weight.options());
+      result[1] = at::empty(weight.sizes(), weight.options());
+      for (std::size_t expert = 0; expert < rows.size(); ++expert) {
+        if (rows[expert] == 0) result[1].select(0, static_cast<std::int64_t>(expert)).zero_();
+      }
       for_experts(rows, [&](std::int64_t expert, std::int64_t first, std::int64_t count) {
         at::Tensor part = result[1].select(0, expert);
         at::mm_out(part, gradient.narrow(0, first, count).t(), x.narrow(0, first, count));
+      });
+    }
+    if (has_bias(context) && context->needs_input_grad(2)) {
+      result[2] = at::zeros({weight.size(0), weight.size(1)}, gradient.options());
+      for_experts(rows, [&](std::int64_t expert, std::int64_t first, std::int64_t count) {
+        at::Tensor part = result[2].select(0, expert);
+        at::sum_out(part, gradient.narrow(0, first, count), 0);
       });
     }
     if (context->needs_input_grad(0)) {
@@ -70,9 +102,102 @@ class GroupedProduct : public torch::autograd::Function<GroupedProduct> {
     }
     return result;
   }
+
+ private:
+  static bool has_bias(AutogradContext* context) { return context->saved_data["bias"].toBool(); }
+
+  /// Of a gradient that has a gradient of its own.
+  static variable_list by_operators(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                                    const at::Tensor& gradient, const std::vector<std::int64_t>& rows) {
+    variable_list of_weights;
+    variable_list of_biases;
+    std::int64_t first = 0;
+    for (const std::int64_t count : rows) {
+      const at::Tensor part = gradient.narrow(0, first, count);
+      of_weights.push_back(at::mm(part.t(), x.narrow(0, first, count)));
+      of_biases.push_back(part.sum(0));
+      first += count;
+    }
+    const at::Tensor of_x =
+        joined_rows(rows, at::zeros_like(x), [&](std::int64_t expert, std::int64_t begin, std::int64_t count) {
+          return at::mm(gradient.narrow(0, begin, count), weight.select(0, expert));
+        });
+    return {of_x, at::stack(of_weights), has_bias(context) ? at::stack(of_biases) : at::Tensor(), {}};
+  }
+};
+
+/// The gradient of a stack of parts, filled part by part.
+struct PartGradients : torch::CustomClassHolder {
+  std::vector<std::int64_t> sizes{};
+  at::Tensor whole{};  ///< while a backward fills it
+};
+
+/// A part as it is; in backward its gradient goes to its place in the whole, and what was computed is let go.
+class PlacedPart : public torch::autograd::Function<PlacedPart> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& part, std::int64_t number,
+                            const c10::intrusive_ptr<PartGradients>& gradients) {
+    context->saved_data["number"] = number;
+    context->saved_data["gradients"] = c10::IValue::make_capsule(gradients);
+    return part.view_as(part);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    if (at::GradMode::is_enabled()) return {gradients[0], {}, {}};
+    const auto capsule = context->saved_data["gradients"].toCapsule();
+    auto& parts = static_cast<PartGradients&>(*capsule);
+    if (!parts.whole.defined()) parts.whole = at::empty(parts.sizes, gradients[0].options());
+    const at::Tensor place = parts.whole.select(0, context->saved_data["number"].toInt());
+    place.copy_(gradients[0]);
+    return {place, {}, {}};
+  }
+};
+
+/// [E, ...] into its E parts; the gradient is the whole of PlacedPart where all parts are of it.
+class Parts : public torch::autograd::Function<Parts> {
+ public:
+  static variable_list forward(AutogradContext* context, const at::Tensor& stacked,
+                               const c10::intrusive_ptr<PartGradients>& gradients) {
+    context->saved_data["gradients"] = c10::IValue::make_capsule(gradients);
+    context->set_materialize_grads(false);
+    return stacked.detach().unbind();
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const auto capsule = context->saved_data["gradients"].toCapsule();
+    auto& parts = static_cast<PartGradients&>(*capsule);
+    const at::Tensor whole = std::exchange(parts.whole, at::Tensor());
+    const auto defined = std::ranges::find_if(gradients, [](const at::Tensor& one) { return one.defined(); });
+    if (defined == gradients.end()) return {at::Tensor(), at::Tensor()};
+    if (at::GradMode::is_enabled() || !whole.defined()) {
+      variable_list all;
+      for (const at::Tensor& one : gradients) all.push_back(one.defined() ? one : at::zeros_like(*defined));
+      return {at::stack(all), at::Tensor()};
+    }
+    for (std::size_t number = 0; number < gradients.size(); ++number) {
+      const at::Tensor place = whole.select(0, static_cast<std::int64_t>(number));
+      if (!gradients[number].defined()) {
+        place.zero_();
+      } else if (gradients[number].const_data_ptr() != place.const_data_ptr()) {
+        place.copy_(gradients[number]);
+      }
+    }
+    return {whole, at::Tensor()};
+  }
 };
 
 }  // namespace
+
+std::vector<at::Tensor> expert_parts(const at::Tensor& stacked) {
+  if (!stacked.defined() || stacked.dim() < 1)
+    refuse_experts("", "stacked", "this is no stack of parts", "[experts, ...]",
+                   stacked.defined() ? c10::str(stacked.sizes()) : "an undefined tensor");
+  if (!stacked.requires_grad() || !at::GradMode::is_enabled()) return stacked.unbind();
+  const auto gradients = c10::make_intrusive<PartGradients>();
+  gradients->sizes = stacked.sizes().vec();
+  std::vector<at::Tensor> parts = Parts::apply(stacked, gradients);
+  for (std::size_t number = 0; number < parts.size(); ++number)
+    parts[number] = PlacedPart::apply(parts[number], static_cast<std::int64_t>(number), gradients);
+  return parts;
+}
 
 at::Tensor grouped_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                           const std::vector<std::int64_t>& rows) {
@@ -99,10 +224,8 @@ at::Tensor grouped_linear(const at::Tensor& x, const at::Tensor& weight, const a
   if (bias.defined() && (bias.dim() != 2 || bias.size(0) != weight.size(0) || bias.size(1) != weight.size(1)))
     refuse_experts("", "bias", "this is not the bias of the experts",
                    c10::str("[", weight.size(0), ", ", weight.size(1), "]"), c10::str(bias.sizes()));
-  const at::Tensor product = GroupedProduct::apply(x.to(dtype).contiguous(), weight.to(dtype), rows);
-  if (!bias.defined()) return product;
-  const at::Tensor counts = at::tensor(rows, at::kLong).to(x.device());
-  return product + bias.to(dtype).repeat_interleave(counts, 0, total);
+  const auto added = bias.defined() ? std::optional(bias.to(dtype)) : std::nullopt;
+  return GroupedProduct::apply(x.to(dtype).contiguous(), weight.to(dtype), added, rows);
 }
 
 }  // namespace zeroth::libtorch

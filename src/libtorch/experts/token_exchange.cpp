@@ -3,6 +3,7 @@
 #include "libtorch/experts/expert_copies.h"
 #include "libtorch/experts/expert_ranks_state.h"
 #include "libtorch/experts/row_moves.h"
+#include "libtorch/experts/rows.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/libtorch/collectives.h>
@@ -13,8 +14,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/index_select.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/index.h>
+#include <ATen/ops/where.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -126,32 +127,29 @@ void TokenExchange::lay_out(const ExchangePlan& plan, const at::Tensor& chosen, 
     piece.received = sum_of(from.taken);
     if (from.count < 2 || std::ranges::count_if(from.taken, [](std::int64_t rows) { return rows > 0; }) < 2) continue;
     const std::vector<std::int64_t> source_of_row = rows_by_expert(from);
-    auto [by_expert, source] = new_indices(piece.received);
-    auto [by_rank, place] = new_indices(piece.received);
-    std::ranges::copy(source_of_row, source);
-    for (std::int64_t row = 0; row < piece.received; ++row) place[source[row]] = row;
+    const at::Tensor by_expert = at::empty({piece.received}, at::kInt);
+    const at::Tensor by_rank = at::empty({piece.received}, at::kInt);
+    auto* const source = by_expert.data_ptr<std::int32_t>();
+    auto* const place = by_rank.data_ptr<std::int32_t>();
+    for (std::int64_t row = 0; row < piece.received; ++row) {
+      source[row] = static_cast<std::int32_t>(source_of_row[static_cast<std::size_t>(row)]);
+      place[source[row]] = static_cast<std::int32_t>(row);
+    }
     piece.by_expert = by_expert.to(device);
     piece.by_rank = by_rank.to(device);
   }
-  const std::int64_t all = tokens_ * choices_;
-  const std::int64_t routed = sum_of(chosen_);
-  auto [token_of_slot, tokens] = new_indices(routed);
-  auto [slot_of_choice, slots] = new_indices(all);
-  std::vector<std::int64_t> next(chosen_.size());
-  std::int64_t begin = 0;
-  for (const std::int64_t expert : plan.order) {
-    next[static_cast<std::size_t>(expert)] = begin;
-    begin += chosen_[static_cast<std::size_t>(expert)];
+  // Experts are sorted by their place in the order of sending.
+  const auto num_experts = static_cast<std::int64_t>(chosen_.size());
+  at::Tensor places = chosen;
+  if (!std::ranges::is_sorted(plan.order)) {
+    auto [place_of, place] = new_indices(num_experts + 1);
+    for (std::size_t at = 0; at < plan.order.size(); ++at) place[plan.order[at]] = static_cast<std::int64_t>(at);
+    place[num_experts] = -1;
+    places = at::index(place_of, {at::where(chosen.lt(0), num_experts, chosen)});
   }
-  const std::int64_t* const expert_of_choice = chosen.data_ptr<std::int64_t>();
-  for (std::int64_t choice = 0; choice < all; ++choice) {
-    const std::int64_t expert = expert_of_choice[choice];
-    slots[choice] = expert < 0 ? 0 : next[static_cast<std::size_t>(expert)]++;
-    if (expert >= 0) tokens[slots[choice]] = choice / choices_;
-  }
-  token_of_slot_ = token_of_slot.to(device);
-  slot_of_choice_ = slot_of_choice.to(device);
-  if (routed < all) is_routed_ = chosen.ge(0).to(device);
+  const ChoiceSlots slots = slots_of_choices(places, num_experts, who());
+  source_of_ = slots.source_of.to(device);
+  slot_of_ = slots.slot_of.to(device);
   auto [expert_of_row, expert_of] = new_indices(sum_of(rows_));
   for (std::size_t here = 0; here < rows_.size(); ++here)
     expert_of = std::fill_n(expert_of, rows_[here], static_cast<std::int64_t>(here));
@@ -213,7 +211,7 @@ std::vector<MovingRows> TokenExchange::depart(const at::Tensor& x) const {
   if (!x.defined() || x.dim() != 2 || x.size(0) != all_tokens_)
     refuse_experts(who(), "x", "these are not the tokens of the choices", c10::str("[", all_tokens_, ", features]"),
                    text_of(x));
-  const at::Tensor sent = at::index_select(own_share(x), 0, token_of_slot_);
+  const at::Tensor sent = take_rows(own_share(x), source_of_, slot_of_);
   if (ranks() == 1) return {{.rows = sent}};
   std::vector<std::int64_t> sizes;
   for (const Piece& piece : pieces_) sizes.push_back(piece.sent);
@@ -228,8 +226,8 @@ std::vector<MovingRows> TokenExchange::depart(const at::Tensor& x) const {
 at::Tensor TokenExchange::arrive(MovingRows moving, std::size_t piece) const {
   if (!moving.flight) return moving.rows;
   const at::Tensor rows = take_rows_of(moving);
-  const at::Tensor& by_expert = pieces_[piece].by_expert;
-  return by_expert.defined() ? at::index_select(rows, 0, by_expert) : rows;
+  const Piece& own = pieces_[piece];
+  return own.by_expert.defined() ? reorder_rows(rows, own.by_expert, own.by_rank) : rows;
 }
 
 MovingRows TokenExchange::give_back(const at::Tensor& y, std::size_t piece) const {
@@ -238,21 +236,15 @@ MovingRows TokenExchange::give_back(const at::Tensor& y, std::size_t piece) cons
     refuse_experts(who(), "y", "these are not the results of the rows of send()",
                    c10::str("[", own.received, ", features]"), text_of(y));
   if (stays(piece)) return {.rows = y};
-  const at::Tensor rows = own.by_rank.defined() ? at::index_select(y, 0, own.by_rank) : y;
+  const at::Tensor rows = own.by_rank.defined() ? reorder_rows(y, own.by_rank, own.by_expert) : y;
   return start_rows(rows, traffic_of(piece).reversed(), *ranks_);
 }
 
 at::Tensor TokenExchange::collect(const std::vector<MovingRows>& moving, const at::Tensor& weights) const {
   std::vector<at::Tensor> of_pieces;
   for (const MovingRows& one : moving) of_pieces.push_back(one.flight ? take_rows_of(one) : one.rows);
-  at::Tensor results = of_pieces.size() == 1 ? of_pieces.front() : at::cat(of_pieces);
-  const std::int64_t width = results.size(1);
-  // No row: then no choice is routed, and there is nothing to select.
-  if (results.size(0) == 0) results = at::zeros({1, width}, results.options()) + results.sum(0, /*keepdim=*/true);
-  at::Tensor scale = own_share(weights);
-  if (is_routed_.defined()) scale = scale.masked_fill(is_routed_.logical_not(), 0);
-  const at::Tensor of_choices = at::index_select(results, 0, slot_of_choice_).view({tokens_, choices_, width});
-  const at::Tensor sum = (of_choices * scale.unsqueeze(-1).to(results.scalar_type())).sum(1);
+  const at::Tensor results = of_pieces.size() == 1 ? of_pieces.front() : at::cat(of_pieces);
+  const at::Tensor sum = sum_rows(results, own_share(weights), slot_of_, source_of_);
   if (!ranks_ || !ranks_->alike()) return sum;
   const RankGroup& alike = *ranks_->alike();
   return gather_from_group(sum, 0, alike, slice_sizes(all_tokens_, alike.size()));

@@ -303,6 +303,7 @@ void require_gradient(const GateRule& rule, std::uint64_t seed) {
   const std::vector<T> logits = logits_of<T>(kTokens * rule.experts, seed, 2.0);
   const auto g = logits_of<W>(kTokens * rule.k, seed + 1, 1.0);
   const auto h = logits_of<double>(rule.experts, seed + 2, 1.0);
+  const auto own = logits_of<W>(kTokens * rule.experts, seed + 3, 1.0);
   const double c = 0.25;
   const GateResult forward = run_gate(rule, logits, {}, best_isa());
   const auto backward = [&](Isa isa, const std::vector<std::int64_t>& bounds) {
@@ -317,6 +318,7 @@ void require_gradient(const GateRule& rule, std::uint64_t seed) {
                      .d_weights = g.data() + from * rule.k,
                      .d_score_sums = h.data(),
                      .d_z_sum = c,
+                     .d_scores = own.data() + from * rule.experts,
                      .d_logits = d.data() + from * rule.experts},
                     isa);
     }
@@ -334,13 +336,15 @@ void require_gradient(const GateRule& rule, std::uint64_t seed) {
     const auto end = at + static_cast<std::ptrdiff_t>(k);
     const std::vector<std::int32_t> chosen(forward.chosen.begin() + at, forward.chosen.begin() + end);
     const std::vector<double> of_token(g.begin() + at, g.begin() + end);
+    std::vector<double> of_scores = h;
+    for (std::size_t e = 0; e < experts; ++e) of_scores[e] += own[t * experts + e];
     for (std::size_t e = 0; e < experts; ++e) {
       constexpr double kStep = 1e-5;
       std::vector<double> moved = x;
       moved[e] = x[e] + kStep;
-      const double up = loss_of(rule, moved, chosen, of_token, h, c);
+      const double up = loss_of(rule, moved, chosen, of_token, of_scores, c);
       moved[e] = x[e] - kStep;
-      const double down = loss_of(rule, moved, chosen, of_token, h, c);
+      const double down = loss_of(rule, moved, chosen, of_token, of_scores, c);
       ASSERT_NEAR(to_double(got[static_cast<std::int64_t>(t * experts + e)]), (up - down) / (2 * kStep), tolerance)
           << "token " << t << " expert " << e;
     }

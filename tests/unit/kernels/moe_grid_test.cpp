@@ -77,6 +77,8 @@ TYPED_TEST(MoeOnGrid, GateHasTheBitsOfTheCpu) {
       GuardedArray<double> d_sums(experts);
       fill_moderate(d_weights, 1.0, 7);
       fill_moderate(d_sums, 1.0, 8);
+      GuardedArray<W> d_scores(kTokens * experts);
+      fill_moderate(d_scores, 1.0, 9);
       const auto args_of = [&](Out& out) {
         return GateArgs{rule,
                         logits.data(),
@@ -92,8 +94,8 @@ TYPED_TEST(MoeOnGrid, GateHasTheBitsOfTheCpu) {
       };
       const auto backward_of = [&](Out& out) {
         return GateBackwardArgs{
-            rule,          logits.data(), this->kType,        kTokens, out.chosen.data(), d_weights.data(),
-            d_sums.data(), 0.5,           out.d_logits.data()};
+            rule, logits.data(),   this->kType,        kTokens, out.chosen.data(), d_weights.data(), d_sums.data(),
+            0.5,  d_scores.data(), out.d_logits.data()};
       };
       Out want = out_of();
       gate(args_of(want), Isa::kScalar);

@@ -355,9 +355,45 @@ TEST(Experts, AFewRowsOfManyGoThroughTheirMatrices) {
   require_near(out, expected, "rows");
   const Tensor target = numbers({6, 2}, 4);
   const auto got = torch::autograd::grad({(out * target).sum()}, {x, weight, bias});
-  const auto wanted = torch::autograd::grad({(expected * target).sum()}, {x, weight, bias});
+  const auto wanted = torch::autograd::grad({(expected * target).sum()}, {x, weight, bias}, {}, /*retain_graph=*/true);
   for (std::size_t at = 0; at < 3; ++at) require_near(got[at], wanted[at], "gradient " + std::to_string(at));
+  const auto twice = [&](const Tensor& rows_of) {
+    const auto first = torch::autograd::grad({rows_of.pow(3).sum()}, {x, weight, bias}, {}, true, true);
+    return torch::autograd::grad({first[0].square().sum() + first[1].square().sum() + first[2].square().sum()},
+                                 {x, weight, bias});
+  };
+  const auto second = twice(libtorch::grouped_linear(x, weight, bias, {2, 0, 3, 1}));
+  const auto expected_second = twice(expected);
+  for (std::size_t at = 0; at < 3; ++at)
+    require_near(second[at] / expected_second[at].abs().max(), expected_second[at] / expected_second[at].abs().max(),
+                 "second gradient " + std::to_string(at));
   EXPECT_EQ(libtorch::grouped_linear(x.detach().narrow(0, 0, 0), weight, {}, {0, 0, 0, 0}).size(0), 0);
+}
+
+TEST(Experts, PartsOfAStackFillOneGradient) {
+  const Tensor stacked = numbers({3, 2, 4}, 1).requires_grad_();
+  const Tensor factors = numbers({3, 2, 4}, 2);
+  const auto loss_of = [&](const std::vector<Tensor>& parts) {  // part 1 is not used, part 2 twice
+    return (parts[0] * factors[0]).sum() + (parts[2].square() * factors[2]).sum() + parts[2].sum();
+  };
+  for (int backward = 0; backward < 2; ++backward) {  // nothing is left of the first
+    const std::vector<Tensor> parts = libtorch::expert_parts(stacked);
+    EXPECT_EQ(parts[1].data_ptr(), stacked[1].data_ptr());
+    const Tensor loss = loss_of(parts);
+    const Tensor wanted = torch::autograd::grad({loss_of(stacked.unbind())}, {stacked})[0];
+    for (const bool keeps : {true, false})
+      require_near(torch::autograd::grad({loss}, {stacked}, {}, keeps)[0], wanted, "gradient of the stack");
+  }
+  const auto twice = [&](const std::vector<Tensor>& parts) {
+    const Tensor first = torch::autograd::grad({loss_of(parts)}, {stacked}, {}, true, /*create_graph=*/true)[0];
+    return torch::autograd::grad({first.pow(3).sum()}, {stacked})[0];
+  };
+  require_near(twice(libtorch::expert_parts(stacked)), twice(stacked.unbind()), "second gradient");
+  // The gradients of parts that others hold are their own: the next backward does not write to them.
+  const Tensor held = torch::autograd::grad({loss_of(libtorch::expert_parts(stacked))}, {stacked})[0];
+  const Tensor before = held.clone();
+  (void)torch::autograd::grad({2 * loss_of(libtorch::expert_parts(stacked))}, {stacked});
+  EXPECT_TRUE(torch::equal(held, before));
 }
 
 TEST(Experts, BadInputIsRefusedByName) {
@@ -418,6 +454,64 @@ TEST(Router, ChoosesAsWritten) {
                                           .bias = torch::tensor({0.0, 0.0, 1.0, 0.5}, torch::kFloat64)});
   EXPECT_EQ(biased.experts.item<std::int64_t>(), 2);
   EXPECT_DOUBLE_EQ(biased.weights.item<double>(), 1.25);
+}
+
+/// A bias of float64 is left to torch's operators, one of float32 to the kernels.
+TEST(Router, KernelsAreLikeTorchsOperators) {
+  for (const auto dtype : {torch::kFloat64, torch::kFloat32, torch::kBFloat16}) {
+    for (const RouterScore score : {RouterScore::kSoftmax, RouterScore::kSigmoid}) {
+      for (const bool renormalize : {true, false}) {
+        RouterOptions options{
+            .choices = 3, .score = score, .renormalize = renormalize, .scale = 1.5, .groups = 4, .groups_kept = 2};
+        const auto routed = [&](const Tensor& logits, torch::ScalarType of_bias) {
+          options.bias = (numbers({24}, 7) * 0.01).to(torch::kFloat).to(of_bias);
+          return libtorch::route(logits, options);
+        };
+        const double tolerance = dtype == torch::kFloat64 ? 1e-13 : (dtype == torch::kFloat32 ? 1e-5 : 0.02);
+        const auto require_close = [&](const Tensor& got, const Tensor& wanted, const char* what) {
+          require(got.scalar_type() == wanted.scalar_type(), std::string(what) + ": dtype");
+          const double apart = (got - wanted).abs().max().item<double>();
+          require(apart <= tolerance, std::string(what) + " is off by " + std::to_string(apart));
+        };
+        const Tensor logits = numbers({301, 24}, 3).to(dtype).requires_grad_();
+        const Tensor same = logits.detach().clone().requires_grad_();
+        const Routing got = routed(logits, torch::kFloat32);
+        const Routing wanted = routed(same, torch::kFloat64);
+        EXPECT_TRUE(torch::equal(got.experts, wanted.experts));
+        require_close(got.weights, wanted.weights, "weights");
+        require_close(got.scores, wanted.scores, "scores");
+        const Tensor of_weights = numbers({301, 3}, 4).to(got.weights.scalar_type());
+        const Tensor of_experts = numbers({24}, 5).to(got.scores.scalar_type());
+        const Tensor of_scores = numbers({301, 24}, 6).to(got.scores.scalar_type());
+        const auto losses = [&](const Routing& routing) {
+          return std::vector<Tensor>{(routing.weights * of_weights).sum(), (routing.scores.sum(0) * of_experts).sum(),
+                                     (routing.scores * of_scores).sum(),
+                                     (routing.weights * of_weights).sum() + (routing.scores * of_scores).sum()};
+        };
+        const std::vector<Tensor> of_kernels = losses(got);
+        const std::vector<Tensor> of_operators = losses(wanted);
+        for (std::size_t loss = 0; loss < of_kernels.size(); ++loss) {
+          const Tensor one = torch::autograd::grad({of_kernels[loss]}, {logits}, {}, true)[0];
+          const Tensor other = torch::autograd::grad({of_operators[loss]}, {same}, {}, true)[0];
+          require_close(one, other, ("gradient of loss " + std::to_string(loss)).c_str());
+        }
+        if (dtype != torch::kFloat64) continue;
+        const auto twice = [&](const Tensor& loss, const Tensor& from) {
+          const Tensor first = torch::autograd::grad({loss.square()}, {from}, {}, true, /*create_graph=*/true)[0];
+          return torch::autograd::grad({first.square().sum()}, {from})[0];
+        };
+        const Tensor second = twice(of_operators[3], same);
+        require((twice(of_kernels[3], logits) - second).abs().max().item<double>() <=
+                    1e-10 * second.abs().max().item<double>(),
+                "gradient of a gradient");
+      }
+    }
+  }
+  EXPECT_EQ(libtorch::route(torch::zeros({0, 4}), {.choices = 2}).experts.sizes(), (at::IntArrayRef{0, 2}));
+  // A bias that is not finite forbids an expert.
+  const Tensor forbids = torch::tensor({0.F, -INFINITY, 0.F});
+  EXPECT_TRUE(torch::equal(libtorch::route(torch::zeros({1, 3}), {.choices = 2, .bias = forbids}).experts,
+                           torch::tensor({{0, 2}}, torch::kLong)));
 }
 
 TEST(Router, KeepsTheBestGroups) {
