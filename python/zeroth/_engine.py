@@ -1182,10 +1182,11 @@ def _parallelize(model: nn.Module, config: _C.Config, world: _C.World, announce:
 
 
 def _moe_layers(model: nn.Module, config: _C.Config, world: _C.World) -> list[Any]:
-    """The layers of zeroth.nn.MoE. Their balance is from now on over all ranks that have other tokens."""
-    from zeroth.nn.moe import MoE  # it needs what this module needs
+    """Those with a router of this package. Their balance is from now on over all ranks that have other tokens."""
+    from zeroth.nn.mixlora import MixLora  # they need what this module needs
+    from zeroth.nn.moe import MoE
 
-    layers = [module for module in model.modules() if isinstance(module, MoE)]
+    layers = [module for module in model.modules() if isinstance(module, MoE | MixLora)]
     if layers and world.size > 1:
         mesh = world.mesh(config.mesh(world.size), config)
         for layer in layers:

@@ -226,9 +226,9 @@ def _others_of(model: nn.Module) -> Iterator[tuple[str, str]]:
         if isinstance(module, nn.ModuleList | nn.ModuleDict):
             yield (
                 name,
-                f"a {type(module).__name__} of modules, which its block calls one by one: stack their weights in one "
-                "module with parameters [num_experts, ...] and a forward(tokens, experts, weights), as "
-                "zeroth.nn.Experts does",
+                f"a {type(module).__name__} of modules, which its block calls one by one: put "
+                "zeroth.nn.stack_experts() of them in its place, one module with parameters [num_experts, ...], and "
+                "let the block call it, forward(tokens, experts, weights)",
             )
         else:
             yield name, f"{type(module).__name__} has no num_experts, or no forward(tokens, experts, weights)"

@@ -1,0 +1,405 @@
+"""One rank of four with experts and another part of the library; see experts_mixes_test.py. Losses, norms and weights
+are those of one process with all batches, without ep.
+
+experts_mixes_rank.py PART... FOLDER
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import torch
+import transformers
+from experts_models import EPS, SMALL, STEPS, Doubles, Numbers, alone, batch, loss_of, made
+from experts_rank import BOUND, Row, config_of, expected, model_of, require_close
+from torch import nn
+
+import zeroth
+import zeroth.nn
+
+
+def train(row: Row, world: zeroth.World, config: dict[str, Any]) -> tuple[Numbers, zeroth.Engine]:
+    """The engine is not closed."""
+    engine = zeroth.Engine(model_of(row), config, world=world, log_level="error")
+    inner = row.tp * row.sp
+    ranks, own = world.size // inner, world.rank // inner
+    losses, norms = [], []
+    for step in range(STEPS):
+        total = 0.0
+        for micro in range(row.micro_steps):
+            with Doubles():
+                loss = engine(**batch(step, micro * ranks + own), use_cache=False).loss
+            engine.backward(loss)
+            total += loss.item()
+            result = engine.step()
+        losses.append(engine.average(total / row.micro_steps))
+        norms.append(result.grad_norm)
+    return (losses, norms, engine.state_dict(ranks=None)), engine
+
+
+def compare(row: Row, world: zeroth.World, config: dict[str, Any], what: str) -> zeroth.Engine:
+    mine, engine = train(row, world, config)
+    report = engine.memory_report()
+    assert report.planned == report.measured_peak, (what, report.planned, report.measured_peak)
+    if world.rank == 0:
+        require_close(what, mine, expected(row, world.size // (row.tp * row.sp) * row.micro_steps))
+    return engine
+
+
+def files(world: zeroth.World, folder: str) -> None:
+    """States and parameters of experts rest in files: the bits of a run in memory, and blocks are read ahead."""
+    row = Row(3, micro_steps=2, clip=0.1)
+    config = config_of(row)
+    engine = compare(row, world, config, "memory")
+    resident = engine.state_dict(kind="exp_avg", ranks=None)
+    engine.close(keep_parameters=False)
+    config["zeroth"]["offload"] = {"block_elements": 1024}
+    device = {"device": "nvme", "nvme_path": folder}
+    config["zero_optimization"] |= {"offload_optimizer": device | {"buffer_count": 4}, "offload_param": device}
+    engine = compare(row, world, config, "files")
+    moments = engine.state_dict(kind="exp_avg", ranks=None)
+    assert resident.keys() == moments.keys()
+    assert all(torch.equal(value, resident[name]) for name, value in moments.items())
+    report = engine.memory_report()
+    assert report.planned_files == report.measured_files > 0, report
+    for name, of_set in engine.transfer_report().rows.items():
+        counted = of_set.all
+        # The first unit of the first step has nothing before it.
+        assert counted.prefetched + counted.late > 4 * counted.on_demand > 0 or counted.on_demand == 0, (name, counted)
+        assert counted.prefetched + counted.late > 0, (name, counted)
+        assert of_set.last_step.needed_bytes == of_set.planned_read_bytes, name
+    engine.close(keep_parameters=False)
+
+
+def levels(world: zeroth.World, folder: str) -> None:
+    """Groups of ranks that have all parameters, or gather inside of nodes of two ranks."""
+    for what, more in (
+        ("mics", {"mics_shard_size": 2}),
+        ("hpz", {"zero_hpz_partition_size": 2}),
+    ):
+        row = Row(3, clip=0.1)
+        config = config_of(row)
+        config["zero_optimization"] |= more
+        compare(row, world, config, what).close(keep_parameters=False)
+
+
+def small_messages(world: zeroth.World, folder: str) -> None:
+    """Momenta of one bit and codes of gradients: as with all experts on each rank, whose messages are cut otherwise."""
+    for what, stage, more in (
+        ("exact", 1, {"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 2, "compression": "exact"}}}),
+        ("one_bit", 0, {"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 2}}}),
+        ("codes", 3, {"zero_optimization": {"zero_quantized_gradients": True}}),
+    ):
+        seen = []
+        for ep in (1, 2):
+            row = Row(stage, ep, dtype="fp32", experts="")
+            config = config_of(row)
+            for section, values in more.items():
+                for key, value in values.items():
+                    if key == "params":
+                        config[section][key] |= value
+                    else:
+                        config[section][key] = value
+            (losses, _, weights), engine = train(row, world, config)
+            seen.append((losses, weights))
+            engine.close(keep_parameters=False)
+        (whole, whole_weights), (split, weights) = seen
+        bound = 1e-5 if what == "exact" else 0.05
+        assert all(abs(one - other) <= bound for one, other in zip(whole, split, strict=True)), (what, whole, split)
+        for name, value in weights.items():
+            difference = float((value - whole_weights[name]).abs().max())
+            assert difference <= (1e-4 if what == "exact" else 2.1 * STEPS * 1e-2), (what, name, difference)
+        assert split[-1] < split[0], (what, split)
+
+
+def dense_first(world: zeroth.World, folder: str) -> None:
+    """pp=2 x ep=2, where the first stage has no experts: DeepSeek-V3's first layer is dense."""
+    row = Row(1, model="DeepseekV3", micro_steps=2)
+    for stage in (1, 3):
+        config = config_of(dataclasses.replace(row, stage=stage))
+        config["zeroth"] = {"mesh": {"pp": 2, "ep": 2}}
+        model = zeroth.pipeline(model_of(row), config, world=world)
+        engine = zeroth.Engine(model, config, world=world, log_level="error")
+        losses, norms = [], []
+        for step in range(STEPS):
+            with Doubles():
+                result, loss = engine.train_batch([batch(step, micro * 2 + world.rank % 2) for micro in range(2)])
+            losses.append(engine.average(float(loss)))
+            norms.append(result.grad_norm)
+        mine = engine.state_dict(ranks=None)
+        engine.close(keep_parameters=False)
+        if world.rank == 0:
+            require_close(("dense first", stage), (losses, norms, mine), expected(row, 4))
+
+
+def uneven(world: zeroth.World, folder: str) -> None:
+    """Ranks of one ep group run out of batches at other steps."""
+    counts = [3, 1, 2, 3]
+    row = Row(2)
+    model = made("Mixtral")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=EPS)
+    for number in range(max(counts)):
+        optimizer.zero_grad()
+        there = [rank for rank in range(4) if number < counts[rank]]
+        for rank in there:
+            (loss_of(model, **batch(number, rank)) / len(there)).backward()
+        for parameter in model.parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+    wanted = model.state_dict()
+    for stage, ep in ((row.stage, 2), (3, 4)):
+        config = config_of(dataclasses.replace(row, stage=stage, ep=ep))
+        config["zeroth"]["uneven"] = "join"
+        engine = zeroth.Engine(made("Mixtral"), config, world=world, log_level="error")
+        own = 0
+        for inputs in engine.batches([batch(number, world.rank) for number in range(counts[world.rank])]):
+            with Doubles():
+                loss = engine(**inputs, use_cache=False).loss
+            engine.backward(loss)
+            result = engine.step()
+            assert result.batches == sum(own < count for count in counts), result
+            own += 1
+        assert own == counts[world.rank] and engine.steps == max(counts)
+        for name, value in engine.state_dict(ranks=None).items():
+            difference = float((value - wanted[name]).abs().max())
+            assert difference <= BOUND, (stage, ep, name, difference)
+        engine.close(keep_parameters=False)
+
+
+class Failing(nn.Module):
+    """The experts' own code, which fails on rank 2 in the second step."""
+
+    def __init__(self, world: zeroth.World, way: str) -> None:
+        super().__init__()
+        self.world, self.way, self.calls = world, way, 0
+
+    def __call__(self, forward: Any) -> Any:
+        def failing(*given: Any) -> torch.Tensor:
+            self.calls += 1
+            if self.world.rank == 2 and self.calls == 4:
+                if self.way == "dies":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise RuntimeError("planted in an expert")
+            return forward(*given)
+
+        return failing
+
+
+def fails(world: zeroth.World, way: str) -> None:
+    """Rank 2 raises, or dies, inside of a layer of experts, while the others wait for its rows."""
+    model = made("Mixtral")
+    failing = Failing(world, way)
+    for layer in zeroth.experts(model).layers:
+        module: Any = layer.module
+        module.forward = failing(module.forward)
+    config = config_of(Row(3))
+    config["zeroth"]["timeout_ms"] = 60_000
+    engine = zeroth.Engine(model, config, world=world, log_level="error")
+    for step in range(STEPS):
+        engine.backward(engine(**batch(step, world.rank)).loss)
+        engine.step()
+    raise AssertionError("nothing failed")
+
+
+def raises(world: zeroth.World, folder: str) -> None:
+    fails(world, "raises")
+
+
+def dies(world: zeroth.World, folder: str) -> None:
+    fails(world, "dies")
+
+
+class Block(nn.Module):
+    """As older models have it: experts in a list, which the block calls one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(8, 4, bias=False)
+        self.experts: Any = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 8)) for _ in range(4)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.gate(x).softmax(-1)
+        weights, chosen = scores.topk(2, dim=-1)
+        if not isinstance(self.experts, nn.ModuleList):
+            return self.experts(x, chosen, weights)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            token, choice = torch.where(chosen == number)
+            out = out.index_add(0, token, expert(x[token]) * weights[token, choice].unsqueeze(-1))
+        return out
+
+
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x.square().mean()
+
+
+def rows_of(step: int, rank: int) -> torch.Tensor:
+    return torch.randn(9, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def stacked(world: zeroth.World, folder: str) -> None:
+    """A list of experts, stacked, on ranks; states of the list."""
+    torch.manual_seed(3)
+    listed = Blocks().double()
+    model = copy.deepcopy(listed)
+    for block in model.blocks:
+        block.experts = zeroth.nn.stack_experts(block.experts)
+    optimizer = torch.optim.AdamW(listed.parameters(), lr=1e-2, eps=EPS)
+    losses = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        every = [listed(rows_of(step, rank)) / world.size for rank in range(world.size)]
+        sum(every).backward()
+        losses.append(sum(one.item() for one in every))
+        optimizer.step()
+    engine = zeroth.Engine(model, config_of(Row(3)), world=world, log_level="error")
+    for step in range(STEPS):
+        loss = engine(rows_of(step, world.rank))
+        engine.backward(loss)
+        engine.step()
+        assert abs(engine.average(loss.item()) - losses[step]) <= BOUND
+    state = engine.state_dict(ranks=None)
+    for number, block in enumerate(model.blocks):
+        state = zeroth.nn.listed_state(block.experts, state, f"blocks.{number}.experts.")
+    wanted = listed.state_dict()
+    assert state.keys() == wanted.keys()
+    assert all(float((value - wanted[name]).abs().max()) <= BOUND for name, value in state.items())
+    engine.close(keep_parameters=False)
+
+
+def mixlora(world: zeroth.World, folder: str) -> None:
+    """Trained parameters are routers, A and B; beside a loop of plain torch."""
+
+    def of(family: str) -> Any:
+        torch.manual_seed(1)
+        sizes = {**SMALL, "num_hidden_layers": 2}
+        model = getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**sizes))
+        model = model.double().eval()
+        names = zeroth.nn.add_mixlora(model, num_experts=4, rank=3, k=2, alpha=4.0)
+        assert names == ["model.layers.0.mlp", "model.layers.1.mlp"]
+        for name, parameter in model.named_parameters():
+            assert parameter.requires_grad == (".experts." in name or ".router." in name), name
+        with torch.no_grad():  # else the routers decide nothing at first
+            for name, parameter in model.named_parameters():
+                if name.endswith("_b"):
+                    parameter.normal_(std=0.3)
+                if "router" in name:
+                    parameter.mul_(20)
+        return model
+
+    wanted = alone(of("Llama"), world.size)
+    frozen = {name for name, one in of("Llama").named_parameters() if not one.requires_grad}
+    for stage, ep in ((0, 2), (3, 2), (3, 4)):
+        model = of("Llama")
+        trained = {name: one.numel() for name, one in model.named_parameters() if one.requires_grad}
+        engine = zeroth.Engine(model, config_of(Row(stage, ep)), world=world, log_level="error")
+        losses, norms = [], []
+        for step in range(STEPS):
+            with Doubles():
+                loss = engine(**batch(step, world.rank), use_cache=False).loss
+            engine.backward(loss)
+            assert all(one.grad is None for one in model.parameters() if not one.requires_grad)
+            result = engine.step()
+            losses.append(engine.average(loss.item()))
+            norms.append(result.grad_norm)
+        report = engine.memory_report()
+        assert report.planned == report.measured_peak, (stage, report.planned, report.measured_peak)
+        moments = engine.state_dict(kind="exp_avg", ranks=None)
+        assert moments.keys() == trained.keys(), moments.keys() ^ trained.keys()
+        # 2 moments of 8 bytes; experts are this rank's part of ep's, and at stage 3 shards are rounded up to equal ones
+        own = sum(count // ep if ".experts." in name else count for name, count in trained.items())
+        states = sum(size for name, size in report.planned.items() if "exp_avg" in name or name == "optimizer")
+        assert stage == 3 or states in (0, 16 * own), (states, 16 * own, report.planned)
+        state = engine.state_dict(ranks=None)
+        assert all(torch.equal(state[name], wanted[2][name]) for name in frozen if name in state)
+        require_close(("mixlora", stage, ep), (losses, norms, state), wanted)
+        engine.close(keep_parameters=False)
+
+
+class OfTasks(nn.Module):
+    """What all tasks have, and an expert for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Linear(6, 8)
+        self.experts = zeroth.nn.Experts(nn.Linear(8, 8), 4)
+        self.out = nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor, task: torch.Tensor) -> torch.Tensor:
+        """The loss of each sample."""
+        h = torch.tanh(self.shared(x))
+        ones = torch.ones(len(x), 1, dtype=x.dtype)
+        return (self.out(torch.tanh(self.experts(h, task.unsqueeze(1), ones))).squeeze(1) - x.sum(1)).square()
+
+
+def tasks(world: zeroth.World, folder: str) -> None:
+    """Two ranks share a heavy task, one has two light ones."""
+    shares = zeroth.nn.share_tasks([2, 8, 2, 4], world.size)
+    assert [[(one.task, one.share) for one in parts] for parts in shares.of_ranks] == [
+        [(1, 0.5)], [(1, 0.5)], [(3, 1.0)], [(0, 1.0), (2, 1.0)]
+    ] and shares.most == 4  # fmt: skip
+    samples = [2, 9, 3, 4]
+
+    def data(step: int, task: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(10 * step + task)
+        return torch.randn(samples[task], 6, dtype=torch.float64, generator=generator)
+
+    for stage, ep, weights in ((0, 2, None), (3, 4, [0.1, 0.2, 0.3, 0.4]), (2, 1, None)):
+        torch.manual_seed(2)
+        model = OfTasks().double()
+        whole = copy.deepcopy(model)
+        optimizer = torch.optim.AdamW(whole.parameters(), lr=1e-2, eps=EPS)
+        engine = zeroth.Engine(model, config_of(Row(stage, ep)), world=world, log_level="error")
+        rows = shares.rows(world.rank, samples)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            every = [whole(data(step, task), torch.full((samples[task],), task)) for task in range(4)]
+            mean = torch.cat(every).mean() if weights is None else sum(
+                weight * one.mean() for weight, one in zip(weights, every, strict=True)
+            )  # fmt: skip
+            mean.backward()
+            optimizer.step()
+            x = torch.cat([data(step, task)[part] for task, part in rows.items()])
+            counts = [part.stop - part.start for part in rows.values()]
+            losses = engine(x, torch.cat([torch.full((n,), task) for task, n in zip(rows, counts, strict=True)]))
+            loss = shares.loss(dict(zip(rows, losses.split(counts), strict=True)), samples, weights)
+            engine.backward(loss)
+            engine.step()
+            assert abs(engine.average(loss.item()) - mean.item()) <= BOUND, (stage, step)
+        wanted = whole.state_dict()
+        for name, value in engine.state_dict(ranks=None).items():
+            difference = float((value - wanted[name]).abs().max())
+            assert difference <= BOUND, (stage, name, difference)
+        engine.close(keep_parameters=False)
+
+
+def main() -> None:
+    transformers.utils.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    world = zeroth.World.from_environment()
+    for part in sys.argv[1:-1]:
+        began = time.monotonic()
+        globals()[part](world, sys.argv[-1])
+        if world.rank == 0:
+            print(f"{part}: done in {time.monotonic() - began:.1f} s", flush=True)
+    print(f"rank {world.rank}: mixes held", flush=True)
+
+
+if __name__ == "__main__":
+    main()
