@@ -18,6 +18,7 @@ import torch
 import transformers
 from experts_models import EPS, SMALL, STEPS, Doubles, Numbers, alone, batch, loss_of, made
 from experts_rank import BOUND, Row, config_of, expected, model_of, require_close
+from refusing import refused
 from torch import nn
 
 import zeroth
@@ -54,14 +55,16 @@ def compare(row: Row, world: zeroth.World, config: dict[str, Any], what: str) ->
 
 def files(world: zeroth.World, folder: str) -> None:
     """States and parameters of experts rest in files: the bits of a run in memory, and blocks are read ahead."""
-    row = Row(3, micro_steps=2, clip=0.1)
+    sizes = (("hidden_size", 32), ("intermediate_size", 64), ("num_hidden_layers", 3))
+    row = Row(3, micro_steps=2, clip=0.1, more=sizes)
     config = config_of(row)
     engine = compare(row, world, config, "memory")
     resident = engine.state_dict(kind="exp_avg", ranks=None)
     engine.close(keep_parameters=False)
     config["zeroth"]["offload"] = {"block_elements": 1024}
     device = {"device": "nvme", "nvme_path": folder}
-    config["zero_optimization"] |= {"offload_optimizer": device | {"buffer_count": 4}, "offload_param": device}
+    config["zero_optimization"] |= {"offload_optimizer": device | {"buffer_count": 6}}
+    config["zero_optimization"]["offload_param"] = device | {"max_in_cpu": 12 * 1024}
     engine = compare(row, world, config, "files")
     moments = engine.state_dict(kind="exp_avg", ranks=None)
     assert resident.keys() == moments.keys()
@@ -70,9 +73,9 @@ def files(world: zeroth.World, folder: str) -> None:
     assert report.planned_files == report.measured_files > 0, report
     for name, of_set in engine.transfer_report().rows.items():
         counted = of_set.all
-        # The first unit of the first step has nothing before it.
-        assert counted.prefetched + counted.late > 4 * counted.on_demand > 0 or counted.on_demand == 0, (name, counted)
-        assert counted.prefetched + counted.late > 0, (name, counted)
+        # What is read ahead is known from the second step on.
+        least = counted.on_demand * (4 if name == "parameters" else 1)
+        assert counted.prefetched + counted.late > least, (name, counted.prefetched, counted.late, counted.on_demand)
         assert of_set.last_step.needed_bytes == of_set.planned_read_bytes, name
     engine.close(keep_parameters=False)
 
@@ -115,7 +118,6 @@ def small_messages(world: zeroth.World, folder: str) -> None:
         for name, value in weights.items():
             difference = float((value - whole_weights[name]).abs().max())
             assert difference <= (1e-4 if what == "exact" else 2.1 * STEPS * 1e-2), (what, name, difference)
-        assert split[-1] < split[0], (what, split)
 
 
 def dense_first(world: zeroth.World, folder: str) -> None:
@@ -139,38 +141,39 @@ def dense_first(world: zeroth.World, folder: str) -> None:
 
 
 def uneven(world: zeroth.World, folder: str) -> None:
-    """Ranks of one ep group run out of batches at other steps."""
-    counts = [3, 1, 2, 3]
-    row = Row(2)
+    """Ranks of one ep group have other numbers of batches: the loops end with the first, and a rank that would have to
+    go on without a batch is refused, since the others' tokens need its experts."""
+    counts = [3, 2, 4, 3]
     model = made("Mixtral")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=EPS)
-    for number in range(max(counts)):
+    for number in range(min(counts)):
         optimizer.zero_grad()
-        there = [rank for rank in range(4) if number < counts[rank]]
-        for rank in there:
-            (loss_of(model, **batch(number, rank)) / len(there)).backward()
-        for parameter in model.parameters():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+        for rank in range(4):
+            (loss_of(model, **batch(number, rank)) / 4).backward()
         optimizer.step()
     wanted = model.state_dict()
-    for stage, ep in ((row.stage, 2), (3, 4)):
-        config = config_of(dataclasses.replace(row, stage=stage, ep=ep))
-        config["zeroth"]["uneven"] = "join"
-        engine = zeroth.Engine(made("Mixtral"), config, world=world, log_level="error")
-        own = 0
+    config = config_of(Row(3))
+    config["zeroth"]["uneven"] = "drop"
+    engine = zeroth.Engine(made("Mixtral"), config, world=world, log_level="error")
+    for inputs in engine.batches([batch(number, world.rank) for number in range(counts[world.rank])]):
+        with Doubles():
+            loss = engine(**inputs, use_cache=False).loss
+        engine.backward(loss)
+        engine.step()
+    assert engine.steps == min(counts)
+    for name, value in engine.state_dict(ranks=None).items():
+        assert float((value - wanted[name]).abs().max()) <= BOUND, name
+    engine.close(keep_parameters=False)
+    config["zeroth"]["uneven"] = "error"
+    engine = zeroth.Engine(made("Mixtral"), config, world=world, log_level="error")
+    with refused("MISMATCH", "rank 1"):
         for inputs in engine.batches([batch(number, world.rank) for number in range(counts[world.rank])]):
-            with Doubles():
-                loss = engine(**inputs, use_cache=False).loss
-            engine.backward(loss)
-            result = engine.step()
-            assert result.batches == sum(own < count for count in counts), result
-            own += 1
-        assert own == counts[world.rank] and engine.steps == max(counts)
-        for name, value in engine.state_dict(ranks=None).items():
-            difference = float((value - wanted[name]).abs().max())
-            assert difference <= BOUND, (stage, ep, name, difference)
-        engine.close(keep_parameters=False)
+            engine.backward(engine(**inputs, use_cache=False).loss)
+            engine.step()
+    engine.close(keep_parameters=False)
+    config["zeroth"]["uneven"] = "join"
+    with refused("CONFIG", "would not take part in the calls of layers of experts.*uneven beside /zeroth/mesh/ep = 2"):
+        zeroth.Engine(made("Mixtral"), config, world=world, log_level="error")
 
 
 class Failing(nn.Module):
@@ -330,6 +333,105 @@ def mixlora(world: zeroth.World, folder: str) -> None:
         assert all(torch.equal(state[name], wanted[2][name]) for name in frozen if name in state)
         require_close(("mixlora", stage, ep), (losses, norms, state), wanted)
         engine.close(keep_parameters=False)
+
+
+class Foreign(nn.Module):
+    """Experts of no family that the tests cover, row by row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_experts = 5
+        self.scale = nn.Parameter(torch.randn(5, 8))
+        self.bias = nn.Parameter(torch.randn(8))  # of all experts
+
+    def forward(self, tokens: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        of_choices = self.made(tokens.unsqueeze(1) * self.scale[experts.clamp(min=0)] + self.bias, experts)
+        return (of_choices * (weights * (experts >= 0)).unsqueeze(-1)).sum(1)
+
+    def made(self, values: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(values)
+
+
+class Numbered(Foreign):
+    """Computes with an expert's number in the layer."""
+
+    def made(self, values: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(values) * (1 + experts).unsqueeze(-1)
+
+
+class Quiet(Numbered):
+    """Begins as nothing: zeros hide what happens to them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.scale)
+        nn.init.zeros_(self.bias)
+
+
+class OfAllTokens(Foreign):
+    """Looks at all tokens."""
+
+    def made(self, values: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(values - values.mean(0, keepdim=True))
+
+
+class Routed(nn.Module):
+    def __init__(self, kind: type[nn.Module]) -> None:
+        super().__init__()
+        self.gate = nn.Linear(8, 5)
+        self.experts = kind()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = self.gate(x).softmax(-1).topk(2, dim=-1)
+        return (x + self.experts(x, chosen, weights)).square().sum() / 72
+
+
+def verified(world: zeroth.World, folder: str) -> None:
+    """A layer that ranks change into something else is refused in its first forward; a look changes nothing."""
+
+    def engine_of(kind: type[nn.Module], stage: int, verify: str, ep: int = 2) -> zeroth.Engine:
+        torch.manual_seed(4)
+        config = config_of(Row(stage, ep))
+        config["zeroth"]["parallel"]["verify"] = verify
+        return zeroth.Engine(Routed(kind).double(), config, world=world, log_level="error")
+
+    for kind, stage, ep in ((Numbered, 0, 2), (Numbered, 3, 4), (Quiet, 1, 2), (OfAllTokens, 3, 2)):
+        engine = engine_of(kind, stage, "untested", ep)
+        with refused("MODEL", f"parallel.verify.*which: experts, {kind.__qualname__} of .*|which: experts, Foreign of"):
+            engine(rows_of(0, world.rank))
+        engine.close(keep_parameters=False)
+        engine = engine_of(kind, stage, "never", ep)
+        engine(rows_of(0, world.rank))
+        engine.close(keep_parameters=False)
+    for kind, stage in ((Foreign, 0), (Foreign, 3)):
+        seen = []
+        for verify in ("untested", "never"):
+            engine = engine_of(kind, stage, verify)
+            check = engine.module.experts.forward.check
+            assert (check is None) == (verify == "never")
+            losses = []
+            for step in range(STEPS):
+                # One rank has no tokens at first.
+                x = rows_of(step, world.rank)[: 0 if world.rank == 1 and step == 0 else None]
+                loss = engine(x)
+                engine.backward(loss)
+                engine.step()
+                losses.append(loss.item())
+            seen.append((losses, engine.state_dict(ranks=None)))
+            assert engine.module.experts.forward.check is None
+            if check is not None:
+                assert not check.result.left_out and check.result.difference < 1e-12, check.result
+            engine.close(keep_parameters=False)
+        assert seen[0][0] == seen[1][0]
+        assert all(torch.equal(value, seen[1][1][name]) for name, value in seen[0][1].items())
+    model = made("Mixtral")
+    mesh = world.mesh({"dp": 2, "ep": 2})
+    found = zeroth.experts(model, mesh, verify="always")
+    assert "verified in the first forward: 2 layers of experts (as asked for)" in str(found), str(found)
+    loss_of(model, **batch(0, world.rank))
+    results = [one.result for one in found.checks.values()]
+    assert len(results) == 2 and all(not one.left_out and one.difference < 1e-6 for one in results), results
+    assert not zeroth.experts(made("Mixtral"), mesh).checks
 
 
 class OfTasks(nn.Module):

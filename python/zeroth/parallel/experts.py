@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -13,6 +13,7 @@ from zeroth.parallel._refuse import refuse, who
 from zeroth.parallel.sample import require_same
 from zeroth.parallel.tensor import share
 from zeroth.parallel.tensor_cut import Cut
+from zeroth.parallel.verify_experts import ExpertsCheck, to_verify
 
 __all__ = ["ExpertLayer", "Experts", "experts"]
 
@@ -47,6 +48,10 @@ class Experts:
         self.others = others
         """modules that look like experts and are left whole, and why"""
         self.ranks = ranks
+        self.checks: dict[str, ExpertsCheck] = {}
+        """layers whose first forward is verified, by name"""
+        self.why = ""
+        """they are verified"""
 
     def __str__(self) -> str:
         lines = []
@@ -58,10 +63,14 @@ class Experts:
                 f"ep={self.ranks}: {', '.join(layer.parameters)}"
             )
         lines += [f"whole   {name}: {why}" for name, why in self.others]
+        if self.checks:
+            lines.append(f"verified in the first forward: {len(self.checks)} layers of experts ({self.why})")
         return "\n".join(lines)
 
 
-def experts(model: nn.Module, mesh: _C.Mesh | None = None) -> Experts:
+def experts(
+    model: nn.Module, mesh: _C.Mesh | None = None, *, verify: Literal["untested", "always", "never"] = "untested"
+) -> Experts:
     """Finds the layers of experts of a model; with a mesh that has an axis "ep" it puts them there, in place.
 
     A layer of experts is a module with a forward(tokens [T, D], experts [T, k], weights [T, k]) and parameters whose
@@ -130,7 +139,12 @@ def experts(model: nn.Module, mesh: _C.Mesh | None = None) -> Experts:
             hint="build the model from the same seed on every rank: torch.manual_seed() before it is made",
         )
     for layer in layers:
-        _place(layer, group)
+        why = to_verify(layer.name, layer.module, verify)
+        placed = _place(layer, group)
+        if why:
+            placed.check = ExpertsCheck(layer.name, layer.module, layer.parameters, layer.num_experts, group)
+            found.checks[layer.name] = placed.check
+            found.why = found.why or why
     return found
 
 
@@ -142,7 +156,7 @@ def _unclear(layer: ExpertLayer) -> str | None:
     return next((name for name in layer.parameters if len(shapes[name]) == 1), None)
 
 
-def _place(layer: ExpertLayer, group: _C.Communicator) -> None:
+def _place(layer: ExpertLayer, group: _C.Communicator) -> "_OnRanks":
     cut = Cut("ep", group.rank, group.size)
     for name in layer.parameters:
         path, _, own = name.rpartition(".")
@@ -151,7 +165,8 @@ def _place(layer: ExpertLayer, group: _C.Communicator) -> None:
     module: Any = layer.module
     module.num_experts = count
     object.__setattr__(module, _PLACED, layer.num_experts)
-    module.forward = _OnRanks(module, layer.num_experts, group)
+    module.forward = placed = _OnRanks(module, layer.num_experts, group)
+    return placed
 
 
 class _OnRanks:
@@ -162,8 +177,13 @@ class _OnRanks:
         self.forward: Callable[..., torch.Tensor] = module.forward
         self.num_experts = num_experts
         self.group = group
+        self.check: ExpertsCheck | None = None
 
     def __call__(self, tokens: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        if (check := self.check) is not None:
+            self.check = None  # its own forwards come here
+            if not check.look(self, self.forward, tokens.reshape(-1, tokens.shape[-1]), chosen, weights):
+                self.check = check
         x = tokens.reshape(-1, tokens.shape[-1])
         # transformers: an index above all experts is that of no expert.
         exchange = _C.TokenExchange(chosen.masked_fill(chosen >= self.num_experts, -1), self.num_experts, self.group)
