@@ -102,7 +102,7 @@ void bind_kept_calls(py::module_& module) {
       .def("record", [](const KeptCalls& self) { return std::make_unique<KeptScopes>(self, false); })
       .def("hand_out", [](const KeptCalls& self) { return std::make_unique<KeptScopes>(self, true); })
       .def_property_readonly("bytes", &KeptCalls::bytes)
-      .def("__len__", &KeptCalls::size);
+      .def_property_readonly("size", &KeptCalls::size);
   module.def("hands_out_calls", &libtorch::hands_out_calls);
 }
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -603,20 +604,20 @@ def all_to_all(
     sizes may be any that ranks have told each other, and then both are needed. The gradient is the reverse call."""
 
 class KeptScopes:
-    def __enter__(self) -> None: ...
-    def __exit__(self, *args: object) -> None: ...
+    """A context of KeptCalls. It may be entered again."""
 
 class KeptCalls:
     """The results of the calls between ranks of a region that is computed again in backward: recorded in the first forward, handed out in
     the recompute without a call. Contexts are of their thread, and may be nested."""
 
     def __init__(self) -> None: ...
-    def record(self) -> KeptScopes:
+    def record(self) -> AbstractContextManager[None]:
         """A context: calls are made, and their results are kept."""
-    def hand_out(self) -> KeptScopes:
+    def hand_out(self) -> AbstractContextManager[None]:
         """A context: the same calls in the same order get the kept results, once; what is left is dropped at its end. Other calls raise
         Error MISMATCH. Entered again, it lets calls be made."""
-    def __len__(self) -> int:
+    @property
+    def size(self) -> int:
         """Calls whose results are kept."""
     @property
     def bytes(self) -> int:

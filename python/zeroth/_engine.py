@@ -229,6 +229,10 @@ class Engine:
         split = _boxes.split_of(model)
         if split is not None and split.verification is not None:
             split.verification.follow(announce)
+        if announce and split is not None and world.rank == 0:
+            from zeroth.parallel.experts import announce_checks  # it needs what this module needs
+
+            announce_checks(model)
         if images is not None:  # an evaluation, so before anything of this forward
             check = images.check_first
             self._handles.append(images.model.register_forward_pre_hook(check, prepend=True, with_kwargs=True))

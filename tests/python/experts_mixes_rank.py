@@ -55,8 +55,8 @@ def compare(row: Row, world: zeroth.World, config: dict[str, Any], what: str) ->
 
 def files(world: zeroth.World, folder: str) -> None:
     """States and parameters of experts rest in files: the bits of a run in memory, and blocks are read ahead."""
-    sizes = (("hidden_size", 32), ("intermediate_size", 64), ("num_hidden_layers", 3))
-    row = Row(3, micro_steps=2, clip=0.1, more=sizes)
+    sizes = (("hidden_size", 32), ("intermediate_size", 64))
+    row = Row(3, clip=0.1, more=sizes)
     config = config_of(row)
     engine = compare(row, world, config, "memory")
     resident = engine.state_dict(kind="exp_avg", ranks=None)
@@ -64,7 +64,7 @@ def files(world: zeroth.World, folder: str) -> None:
     config["zeroth"]["offload"] = {"block_elements": 1024}
     device = {"device": "nvme", "nvme_path": folder}
     config["zero_optimization"] |= {"offload_optimizer": device | {"buffer_count": 6}}
-    config["zero_optimization"]["offload_param"] = device | {"max_in_cpu": 12 * 1024}
+    config["zero_optimization"]["offload_param"] = device | {"max_in_cpu": 10 * 1024}
     engine = compare(row, world, config, "files")
     moments = engine.state_dict(kind="exp_avg", ranks=None)
     assert resident.keys() == moments.keys()
@@ -93,37 +93,38 @@ def levels(world: zeroth.World, folder: str) -> None:
 
 
 def small_messages(world: zeroth.World, folder: str) -> None:
-    """Momenta of one bit and codes of gradients: as with all experts on each rank, whose messages are cut otherwise."""
-    for what, stage, more in (
-        ("exact", 1, {"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 2, "compression": "exact"}}}),
-        ("one_bit", 0, {"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 2}}}),
-        ("codes", 3, {"zero_optimization": {"zero_quantized_gradients": True}}),
+    """Momenta of one bit and codes of gradients. Exact messages: the numbers of a run with all experts on each rank.
+    Others: its losses nearly, since messages are cut otherwise, and the same bits at two stages."""
+    one_bit = {"type": "OneBitAdam", "params": {"lr": 1e-2, "eps": EPS, "freeze_step": 2}}
+    exact = {"type": "OneBitAdam", "params": {**one_bit["params"], "compression": "exact"}}
+    for what, ways, optimizer, codes in (
+        ("exact", ((1, 1), (1, 2)), exact, False),
+        ("one_bit", ((0, 1), (0, 2), (1, 2)), one_bit, False),
+        ("codes", ((2, 1), (2, 2), (3, 2)), None, True),
     ):
         seen = []
-        for ep in (1, 2):
+        for stage, ep in ways:
             row = Row(stage, ep, dtype="fp32", experts="")
             config = config_of(row)
-            for section, values in more.items():
-                for key, value in values.items():
-                    if key == "params":
-                        config[section][key] |= value
-                    else:
-                        config[section][key] = value
+            config["optimizer"] = optimizer or config["optimizer"]
+            config["zero_optimization"]["zero_quantized_gradients"] = codes
             (losses, _, weights), engine = train(row, world, config)
             seen.append((losses, weights))
             engine.close(keep_parameters=False)
-        (whole, whole_weights), (split, weights) = seen
+        whole, split = seen[0], seen[1]
         bound = 1e-5 if what == "exact" else 0.05
-        assert all(abs(one - other) <= bound for one, other in zip(whole, split, strict=True)), (what, whole, split)
-        for name, value in weights.items():
-            difference = float((value - whole_weights[name]).abs().max())
-            assert difference <= (1e-4 if what == "exact" else 2.1 * STEPS * 1e-2), (what, name, difference)
+        assert all(abs(one - other) <= bound for one, other in zip(whole[0], split[0], strict=True)), (what, seen)
+        for name, value in split[1].items():
+            if what == "exact":
+                assert float((value - whole[1][name]).abs().max()) <= 1e-4, name
+            else:
+                assert torch.equal(value, seen[2][1][name]), (what, name)
 
 
 def dense_first(world: zeroth.World, folder: str) -> None:
     """pp=2 x ep=2, where the first stage has no experts: DeepSeek-V3's first layer is dense."""
     row = Row(1, model="DeepseekV3", micro_steps=2)
-    for stage in (1, 3):
+    for stage in (3,):
         config = config_of(dataclasses.replace(row, stage=stage))
         config["zeroth"] = {"mesh": {"pp": 2, "ep": 2}}
         model = zeroth.pipeline(model_of(row), config, world=world)
@@ -308,7 +309,7 @@ def mixlora(world: zeroth.World, folder: str) -> None:
 
     wanted = alone(of("Llama"), world.size)
     frozen = {name for name, one in of("Llama").named_parameters() if not one.requires_grad}
-    for stage, ep in ((0, 2), (3, 2), (3, 4)):
+    for stage, ep in ((0, 2), (3, 2)):
         model = of("Llama")
         trained = {name: one.numel() for name, one in model.named_parameters() if one.requires_grad}
         engine = zeroth.Engine(model, config_of(Row(stage, ep)), world=world, log_level="error")
@@ -400,10 +401,10 @@ def verified(world: zeroth.World, folder: str) -> None:
         with refused("MODEL", f"parallel.verify.*which: experts, {kind.__qualname__} of .*|which: experts, Foreign of"):
             engine(rows_of(0, world.rank))
         engine.close(keep_parameters=False)
-        engine = engine_of(kind, stage, "never", ep)
-        engine(rows_of(0, world.rank))
-        engine.close(keep_parameters=False)
-    for kind, stage in ((Foreign, 0), (Foreign, 3)):
+    engine = engine_of(Numbered, 3, "never")
+    engine(rows_of(0, world.rank))
+    engine.close(keep_parameters=False)
+    for kind, stage in ((Foreign, 3),):
         seen = []
         for verify in ("untested", "never"):
             engine = engine_of(kind, stage, verify)
@@ -420,7 +421,9 @@ def verified(world: zeroth.World, folder: str) -> None:
             seen.append((losses, engine.state_dict(ranks=None)))
             assert engine.module.experts.forward.check is None
             if check is not None:
-                assert not check.result.left_out and check.result.difference < 1e-12, check.result
+                (result,) = check.checks.results.values()
+                assert not result.left_out and result.difference < 1e-12, result
+                assert "verified 1 of 1 layers of experts over ep, largest" in check.checks.report
             engine.close(keep_parameters=False)
         assert seen[0][0] == seen[1][0]
         assert all(torch.equal(value, seen[1][1][name]) for name, value in seen[0][1].items())
@@ -429,9 +432,13 @@ def verified(world: zeroth.World, folder: str) -> None:
     found = zeroth.experts(model, mesh, verify="always")
     assert "verified in the first forward: 2 layers of experts (as asked for)" in str(found), str(found)
     loss_of(model, **batch(0, world.rank))
-    results = [one.result for one in found.checks.values()]
-    assert len(results) == 2 and all(not one.left_out and one.difference < 1e-6 for one in results), results
-    assert not zeroth.experts(made("Mixtral"), mesh).checks
+    results = list(found.checks.results.values())
+    assert (
+        found.checks.left == 0
+        and len(results) == 2
+        and all(not one.left_out and one.difference < 1e-6 for one in results)
+    ), results
+    assert zeroth.experts(made("Mixtral"), mesh).checks.left == 0
 
 
 class OfTasks(nn.Module):
@@ -496,10 +503,10 @@ def main() -> None:
     torch.set_num_threads(1)
     world = zeroth.World.from_environment()
     for part in sys.argv[1:-1]:
-        began = time.monotonic()
+        began = time.process_time()
         globals()[part](world, sys.argv[-1])
         if world.rank == 0:
-            print(f"{part}: done in {time.monotonic() - began:.1f} s", flush=True)
+            print(f"{part}: done in {time.process_time() - began:.2f} s of a processor", flush=True)
     print(f"rank {world.rank}: mixes held", flush=True)
 
 

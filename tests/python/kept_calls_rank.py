@@ -73,15 +73,15 @@ def bytes_of_experts(group: zeroth.Communicator) -> None:
         forward = group.received_bytes - before
         if way == "kept":
             (region,) = watched.regions
-            assert len(region) == 3 and region.bytes == 8 * EXPERTS + 8 * SIZE * int(
+            assert region.size == 3 and region.bytes == 8 * EXPERTS + 8 * SIZE * int(
                 ((whole >= own) & (whole < own + 2)).sum() + (chosen >= 0).sum()
-            ), (len(region), region.bytes)
+            ), (region.size, region.bytes)
         out.square().sum().backward()
         assert forward == counts + rows, (way, forward)
         backward = group.received_bytes - before - forward
         assert backward == rows + (way == "again") * (counts + rows), (way, backward, rows)
         results.append([out.detach(), *(one.grad for one in (*inputs, *layer.parameters()))])
-    assert len(watched.regions[0]) == watched.regions[0].bytes == 0
+    assert watched.regions[0].size == watched.regions[0].bytes == 0
     for other in results[1:]:
         assert all(torch.equal(one, two) for one, two in zip(results[0], other, strict=True))
 
@@ -154,9 +154,9 @@ def regions(group: zeroth.Communicator) -> None:
     own = x.clone().requires_grad_()
     before = group.received_bytes
     out = again(lambda x: _C.all_reduce(_C.all_reduce(x.sin(), group).sin(), group), own, kept=watched)
-    assert len(watched.regions[0]) == 2
+    assert watched.regions[0].size == 2
     out.sum().backward(retain_graph=True)  # nothing behind the second sum needs it: it is not computed again
-    assert len(watched.regions[0]) == watched.regions[0].bytes == 0
+    assert watched.regions[0].size == watched.regions[0].bytes == 0
     assert group.received_bytes - before == 4 * one_call
     first, own.grad = own.grad, None
     out.sum().backward()

@@ -1,14 +1,13 @@
 """Layers that are computed again in backward, and whose calls between ranks are made once."""
 
 from contextlib import AbstractContextManager
-from typing import Any
 
 from zeroth import _C
 
 __all__ = ["keep_calls"]
 
 
-def keep_calls() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+def keep_calls() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Keeps the results of calls between ranks of a checkpointed region, so that its recompute makes none.
 
         out = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False, context_fn=zeroth.nn.keep_calls)

@@ -13,9 +13,9 @@ from zeroth.parallel._refuse import refuse, who
 from zeroth.parallel.sample import require_same
 from zeroth.parallel.tensor import share
 from zeroth.parallel.tensor_cut import Cut
-from zeroth.parallel.verify_experts import ExpertsCheck, to_verify
+from zeroth.parallel.verify_experts import Checks, ExpertsCheck, to_verify
 
-__all__ = ["ExpertLayer", "Experts", "experts"]
+__all__ = ["ExpertLayer", "Experts", "announce_checks", "experts"]
 
 _WHERE = "parallel.experts"
 _PLACED = "_zeroth_experts"
@@ -48,10 +48,10 @@ class Experts:
         self.others = others
         """modules that look like experts and are left whole, and why"""
         self.ranks = ranks
-        self.checks: dict[str, ExpertsCheck] = {}
-        """layers whose first forward is verified, by name"""
+        self.checks = Checks(0)
+        """of layers whose first forward is verified"""
         self.why = ""
-        """they are verified"""
+        """they are"""
 
     def __str__(self) -> str:
         lines = []
@@ -63,8 +63,9 @@ class Experts:
                 f"ep={self.ranks}: {', '.join(layer.parameters)}"
             )
         lines += [f"whole   {name}: {why}" for name, why in self.others]
-        if self.checks:
-            lines.append(f"verified in the first forward: {len(self.checks)} layers of experts ({self.why})")
+        if self.why:
+            number = self.checks.left + len(self.checks.results)
+            lines.append(f"verified in the first forward: {number} layers of experts ({self.why})")
         return "\n".join(lines)
 
 
@@ -142,10 +143,20 @@ def experts(
         why = to_verify(layer.name, layer.module, verify)
         placed = _place(layer, group)
         if why:
-            placed.check = ExpertsCheck(layer.name, layer.module, layer.parameters, layer.num_experts, group)
-            found.checks[layer.name] = placed.check
+            placed.check = ExpertsCheck(
+                layer.name, layer.module, layer.parameters, layer.num_experts, group, found.checks
+            )
+            found.checks.left += 1
             found.why = found.why or why
     return found
+
+
+def announce_checks(model: nn.Module) -> None:
+    """What comes out of the first forwards is written to the log."""
+    for module in model.modules():
+        placed = vars(module).get("forward")
+        if isinstance(placed, _OnRanks) and placed.check is not None:
+            placed.check.checks.announces = True
 
 
 def _unclear(layer: ExpertLayer) -> str | None:

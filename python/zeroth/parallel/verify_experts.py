@@ -1,6 +1,8 @@
 """Whether a layer of experts computes on the ranks of ep what it computes whole: looked at in its first forward."""
 
+import dataclasses
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +30,7 @@ from zeroth.parallel.verify_runs import (
     wide,
 )
 
-__all__ = ["OF_EXPERTS", "ExpertsCheck", "to_verify"]
+__all__ = ["OF_EXPERTS", "Checks", "ExpertsCheck", "to_verify"]
 
 OF_EXPERTS = frozenset(
     "afmoe deepseek_v2 deepseek_v3 dots1 ernie4_5_moe flex_olmo glm4_moe gpt_oss granitemoe hunyuan_v1_moe jamba "
@@ -47,16 +49,48 @@ def to_verify(name: str, module: nn.Module, mode: str) -> str:
     return foreign or ("as asked for" if mode == "always" else "")
 
 
+@dataclasses.dataclass(slots=True)
+class Checks:
+    """Of the layers of one model: what came out is said once, when all have been looked at."""
+
+    left: int
+    announces: bool = False
+    results: dict[str, Result] = dataclasses.field(default_factory=dict)
+
+    @property
+    def report(self) -> str:
+        """ "" before the last layer's first forward."""
+        if self.left > 0 or not self.results:
+            return ""
+        done = [one for one in self.results.values() if not one.left_out]
+        text = f"verified {len(done)} of {len(self.results)} layers of experts over ep"
+        if done:
+            text += f", largest relative difference {max(one.difference for one in done):.2g}"
+        left_out = [f"; left out: {name}, {one.left_out}" for name, one in self.results.items() if one.left_out]
+        return text + "".join(left_out[:3])
+
+    def add(self, name: str, result: Result) -> None:
+        self.left -= 1
+        self.results[name] = result
+        if self.announces and self.left == 0:
+            print(self.report, file=sys.stderr, flush=True)
+
+
 class ExpertsCheck:
     """Of one layer. A call of all ranks of the axis ep, which have the same layer."""
 
     def __init__(
-        self, name: str, module: nn.Module, parameters: tuple[str, ...], num_experts: int, group: _C.Communicator
+        self,
+        name: str,
+        module: nn.Module,
+        parameters: tuple[str, ...],
+        num_experts: int,
+        group: _C.Communicator,
+        checks: Checks,
     ) -> None:
         """`parameters`: with this rank's experts along their first dimension."""
         self.name = name
-        self.result: Result | None = None
-        """None before the first forward"""
+        self.checks = checks
         self._module: Any = module
         self._own = parameters
         self._num_experts = num_experts
@@ -80,7 +114,8 @@ class ExpertsCheck:
         if not is_possible((tokens, chosen, weights)) or torch._C._current_graph_task_id() != -1:
             return False
         with torch.no_grad(), aside(self._module):
-            self.result = self._compare(placed, whole, tokens, chosen.shape[-1], weights.dtype)
+            result = self._compare(placed, whole, tokens, chosen.shape[-1], weights.dtype)
+        self.checks.add(self.name, result)
         return True
 
     def _compare(
@@ -129,8 +164,8 @@ class ExpertsCheck:
                 error = problem
             finally:
                 self._module.num_experts = count
-        found = torch.tensor([0.0 if error is not None else difference_of(expected, got)], dtype=torch.float64)
-        found = float(self._group.all_reduce(found, "max"))
+        own = 0.0 if error is not None else difference_of(expected, got)
+        found = self._group.all_reduce(torch.tensor([own], dtype=torch.float64), "max").item()
         failed, halves, draws = any_of_ranks(self._group, error is not None, halves, draws)
         bound = BOUND_OF_HALVES if halves else BOUND
         if failed:
@@ -146,9 +181,9 @@ class ExpertsCheck:
                 which=f"{self.name}, {forward_of(self._module)}",
                 expected=f"a relative difference of at most {bound:g}",
                 got=f"{found:.2g}",
-                hint="its forward(tokens, experts, weights) gets the rows of this rank's experts only, by their numbers "
-                "here, from 0, with weights of one: it computes each row by itself, uses num_experts for their number, "
-                "and nothing of all tokens or of an expert's number in the whole layer",
+                hint="its forward(tokens, experts, weights) gets rows of this rank's experts by their numbers here, "
+                "from 0, with weights of one: it computes each row by itself, uses num_experts for their number, and "
+                "nothing of all tokens or of an expert's number in the whole layer",
             )
         return Result(found, bound)
 
