@@ -4,12 +4,14 @@
 #include <zeroth/base/error.h>
 #include <zeroth/comm/mesh.h>
 #include <zeroth/libtorch/experts.h>
+#include <zeroth/libtorch/kept_calls.h>
 #include <zeroth/libtorch/router.h>
 
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -120,6 +122,7 @@ void bind_ranks(py::module_& module) {
                   py::arg("two_hops") = false, py::keep_alive<0, 1>())
       .def("of_another_layer", &ExpertRanks::of_another_layer, py::keep_alive<0, 1>())
       .def("__deepcopy__", [](const ExpertRanks& self, const py::dict& /*memo*/) { return self.of_another_layer(); })
+      .def_property_readonly("alike", [](const ExpertRanks& self) { return self.alike() ? self.alike()->size() : 1; })
       .def_property_readonly("axes", &ExpertRanks::axes)
       .def_property_readonly("rank", [](const ExpertRanks& self) { return self.group().rank(); })
       .def_property_readonly("size", [](const ExpertRanks& self) { return self.group().size(); })
@@ -143,6 +146,33 @@ void bind_load(py::module_& module) {
       .def("balance_loss", &ExpertLoad::balance_loss, py::arg("scores"), py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("chosen", &ExpertLoad::chosen)
       .def_property_readonly("tokens", &ExpertLoad::tokens);
+}
+
+/// A context of Python for the scopes of one region. It may be entered again.
+class KeptScopes {
+ public:
+  KeptScopes(libtorch::KeptCalls kept, bool hands_out) : kept_(std::move(kept)), hands_out_(hands_out) {}
+  KeptScopes(const KeptScopes&) = delete;
+  KeptScopes& operator=(const KeptScopes&) = delete;
+  void enter() { scopes_.push_back(hands_out_ ? kept_.hand_out() : kept_.record()); }
+  void exit(const py::args& /*error*/) { scopes_.pop_back(); }
+
+ private:
+  libtorch::KeptCalls kept_;
+  bool hands_out_;
+  std::vector<libtorch::KeptCalls::Scope> scopes_{};
+};
+
+void bind_kept_calls(py::module_& module) {
+  using libtorch::KeptCalls;
+  py::class_<KeptScopes>(module, "KeptScopes").def("__enter__", &KeptScopes::enter).def("__exit__", &KeptScopes::exit);
+  py::class_<KeptCalls>(module, "KeptCalls")
+      .def(py::init<>())
+      .def("record", [](const KeptCalls& self) { return std::make_unique<KeptScopes>(self, false); })
+      .def("hand_out", [](const KeptCalls& self) { return std::make_unique<KeptScopes>(self, true); })
+      .def_property_readonly("bytes", &KeptCalls::bytes)
+      .def_property_readonly("size", &KeptCalls::size);
+  module.def("hands_out_calls", &libtorch::hands_out_calls);
 }
 
 }  // namespace
@@ -176,6 +206,7 @@ void bind_experts(py::module_& module) {
       .def_property_readonly("chosen", &TokenExchange::chosen);
   bind_load(module);
   bind_ranks(module);
+  bind_kept_calls(module);
   module.def("route", &route, py::arg("logits"), py::arg("choices"), py::kw_only(), py::arg("score") = "softmax",
              py::arg("renormalize") = true, py::arg("scale") = 1.0, py::arg("bias") = py::none(), py::arg("groups") = 1,
              py::arg("groups_kept") = 1);

@@ -9,6 +9,7 @@
 #include <zeroth/libtorch/tensor_parallel.h>
 #include <zeroth/parallel/sbp.h>
 #include <zeroth/parallel/slices.h>
+#include <zeroth/parallel/task_shares.h>
 
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
@@ -170,6 +171,18 @@ void bind_parallel(py::module_& module) {
   module.def("ring_shift", &ring_shift, py::arg("tensors"), py::arg("group"), py::arg("by") = 1);
   module.def("part_of_loss", &part_of_loss, py::arg("term"), py::arg("group"), py::arg("count") = py::none());
   module.def("slice_sizes", &zeroth::slice_sizes, py::arg("elements"), py::arg("ranks"));
+  module.def(
+      "share_tasks",
+      [](const std::vector<double>& loads, int ranks) {
+        py::list plan;
+        for (const auto& of_rank : share_tasks(loads, ranks)) {
+          py::list parts;
+          for (const TaskPart& part : of_rank) parts.append(py::make_tuple(part.task, part.part, part.parts));
+          plan.append(parts);
+        }
+        return plan;
+      },
+      py::arg("loads"), py::arg("ranks"));
   module.def("vocab_cross_entropy", &vocab_cross_entropy, py::arg("local_logits"), py::arg("targets"), py::arg("group"),
              py::kw_only(), py::arg("ignore_index") = -100, py::arg("reduction") = "mean",
              py::arg("vocab_sizes") = py::none());

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -609,6 +610,29 @@ def all_to_all(
     else slice_sizes(). concat_sizes: along concat_dim of what comes from each rank, else as if all had x's shape. With one dim for both,
     sizes may be any that ranks have told each other, and then both are needed. The gradient is the reverse call."""
 
+class KeptScopes:
+    """A context of KeptCalls. It may be entered again."""
+
+class KeptCalls:
+    """The results of the calls between ranks of a region that is computed again in backward: recorded in the first forward, handed out in
+    the recompute without a call. Contexts are of their thread, and may be nested."""
+
+    def __init__(self) -> None: ...
+    def record(self) -> AbstractContextManager[None]:
+        """A context: calls are made, and their results are kept."""
+    def hand_out(self) -> AbstractContextManager[None]:
+        """A context: the same calls in the same order get the kept results, once; what is left is dropped at its end. Other calls raise
+        Error MISMATCH. Entered again, it lets calls be made."""
+    @property
+    def size(self) -> int:
+        """Calls whose results are kept."""
+    @property
+    def bytes(self) -> int:
+        """Of the kept results."""
+
+def hands_out_calls() -> bool:
+    """True in a context of KeptCalls.hand_out() of this thread: the forward has been computed before."""
+
 class TokenExchange:
     """The way of one batch of tokens to their experts and back. experts: [T, k] of int64 or int32, -1 for none. Rank r of the group owns
     slice r of slice_sizes(num_experts, ranks). All ranks of the group make the same calls in the same order; T may differ, and be 0. Without
@@ -666,6 +690,9 @@ class ExpertRanks:
     def of_another_layer(self) -> ExpertRanks:
         """The same ranks and options, with times of its own."""
     def __deepcopy__(self, memo: dict[int, Any]) -> ExpertRanks: ...
+    @property
+    def alike(self) -> int:
+        """So many neighbours have the same tokens."""
     @property
     def axes(self) -> list[str]: ...
     @property
@@ -757,6 +784,10 @@ def part_of_loss(term: torch.Tensor, group: Communicator, count: int | None = No
 
 def slice_sizes(elements: int, ranks: int) -> list[int]:
     """As equal as can be: the first elements % ranks ranks have one more."""
+
+def share_tasks(loads: Sequence[float], ranks: int) -> list[list[tuple[int, int, int]]]:
+    """Of each rank (task, part, parts): part `part` of `parts` of a task. A task has ranks for itself, or it is whole on a rank with others.
+    The largest load is at most 4/3 of the least."""
 
 def vocab_cross_entropy(
     local_logits: torch.Tensor,

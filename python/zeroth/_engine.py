@@ -229,6 +229,10 @@ class Engine:
         split = _boxes.split_of(model)
         if split is not None and split.verification is not None:
             split.verification.follow(announce)
+        if announce and split is not None and world.rank == 0:
+            from zeroth.parallel.experts import announce_checks  # it needs what this module needs
+
+            announce_checks(model)
         if images is not None:  # an evaluation, so before anything of this forward
             check = images.check_first
             self._handles.append(images.model.register_forward_pre_hook(check, prepend=True, with_kwargs=True))
@@ -1182,10 +1186,11 @@ def _parallelize(model: nn.Module, config: _C.Config, world: _C.World, announce:
 
 
 def _moe_layers(model: nn.Module, config: _C.Config, world: _C.World) -> list[Any]:
-    """The layers of zeroth.nn.MoE. Their balance is from now on over all ranks that have other tokens."""
-    from zeroth.nn.moe import MoE  # it needs what this module needs
+    """Those with a router of this package. Their balance is from now on over all ranks that have other tokens."""
+    from zeroth.nn.mixlora import MixLora  # they need what this module needs
+    from zeroth.nn.moe import MoE
 
-    layers = [module for module in model.modules() if isinstance(module, MoE)]
+    layers = [module for module in model.modules() if isinstance(module, MoE | MixLora)]
     if layers and world.size > 1:
         mesh = world.mesh(config.mesh(world.size), config)
         for layer in layers:

@@ -129,6 +129,13 @@ MeshSpec mesh_of(const Config& config, int world) {
             .which = "/zeroth/mesh/rows = " + std::to_string(rows),
             .expected = "pp=1, ep=1, sp=1 and tp=1",
             .got = others});
+  ZR_CHECK(ep == 1 || config.runtime.uneven != Uneven::kJoin, ErrorCode::kConfig,
+           "a rank without a batch would not take part in the calls of layers of experts",
+           {.where = "engine.settings",
+            .which = "/zeroth/uneven beside /zeroth/mesh/ep = " + std::to_string(ep),
+            .expected = "error or drop",
+            .got = "join",
+            .hint = "drop ends the loops of all ranks with the first; or give all ranks as many batches"});
   const std::int64_t inner = std::int64_t{pp} * ep * rows * sp * tp;
   const std::int64_t dp = config.mesh.dp > 0 ? config.mesh.dp : world / inner;
   const bool left = config.mesh.dp == 0;

@@ -9,17 +9,29 @@ from zeroth._C import (
     route,
     router_z_loss,
 )
-from zeroth.nn.experts import Experts
+from zeroth.nn.experts import Experts, listed_state, stack_experts, stacked_state
+from zeroth.nn.mixlora import MixLora, add_mixlora
 from zeroth.nn.moe import MoE
+from zeroth.nn.recompute import keep_calls
+from zeroth.nn.tasks import TaskPart, TaskShares, share_tasks
 
 __all__ = [
     "ExpertLoad",
     "Experts",
+    "MixLora",
     "MoE",
+    "TaskPart",
+    "TaskShares",
     "TokenExchange",
+    "add_mixlora",
     "expert_capacity",
     "grouped_linear",
+    "keep_calls",
     "keep_within",
+    "listed_state",
     "route",
     "router_z_loss",
+    "share_tasks",
+    "stack_experts",
+    "stacked_state",
 ]

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any, Literal
 
 import torch
@@ -14,8 +15,9 @@ from zeroth.parallel._refuse import refuse, who
 from zeroth.parallel.sample import require_same
 from zeroth.parallel.tensor import share
 from zeroth.parallel.tensor_cut import Cut
+from zeroth.parallel.verify_experts import Checks, ExpertsCheck, to_verify
 
-__all__ = ["ExpertLayer", "Experts", "experts"]
+__all__ = ["ExpertLayer", "Experts", "announce_checks", "experts"]
 
 _WHERE = "parallel.experts"
 _PLACED = "_zeroth_experts"
@@ -54,6 +56,10 @@ class Experts:
         self.ranks = ranks
         self.exchanges: list[_C.ExpertRanks] = []
         """one a layer, where ranks share them"""
+        self.checks = Checks(0)
+        """of layers whose first forward is verified"""
+        self.why = ""
+        """they are"""
 
     def set_options(
         self,
@@ -80,6 +86,9 @@ class Experts:
                 f"{'*'.join(self.axes)}={self.ranks}: {', '.join(layer.parameters)}"
             )
         lines += [f"whole   {name}: {why}" for name, why in self.others]
+        if self.why:
+            number = self.checks.left + len(self.checks.results)
+            lines.append(f"verified in the first forward: {number} layers of experts ({self.why})")
         return "\n".join(lines)
 
 
@@ -92,6 +101,7 @@ def experts(
     copies: int = 1,
     pieces: int = 1,
     two_hops: bool = False,
+    verify: Literal["untested", "always", "never"] = "untested",
 ) -> Experts:
     """Finds the layers of experts of a model; with a mesh that has an axis of `over` it puts them there, in place.
 
@@ -171,8 +181,22 @@ def experts(
         )
     for layer in layers:
         found.exchanges.append(shared.of_another_layer())
-        _place(layer, found.exchanges[-1])
+        placed = _place(layer, found.exchanges[-1])
+        if why := to_verify(layer.name, layer.module, verify):
+            placed.check = ExpertsCheck(
+                layer.name, layer.module, layer.parameters, layer.num_experts, group, found.checks, shared.alike
+            )
+            found.checks.left += 1
+            found.why = found.why or why
     return found
+
+
+def announce_checks(model: nn.Module) -> None:
+    """What comes out of the first forwards is written to the log."""
+    for module in model.modules():
+        placed = vars(module).get("forward")
+        if isinstance(placed, _OnRanks) and placed.check is not None:
+            placed.check.checks.announces = True
 
 
 def _unclear(layer: ExpertLayer) -> str | None:
@@ -183,7 +207,7 @@ def _unclear(layer: ExpertLayer) -> str | None:
     return next((name for name in layer.parameters if len(shapes[name]) == 1), None)
 
 
-def _place(layer: ExpertLayer, ranks: _C.ExpertRanks) -> None:
+def _place(layer: ExpertLayer, ranks: _C.ExpertRanks) -> "_OnRanks":
     first, *further = ranks.axes
     cut = Cut(first, ranks.rank, ranks.size, further=tuple(further))
     for name in layer.parameters:
@@ -193,7 +217,8 @@ def _place(layer: ExpertLayer, ranks: _C.ExpertRanks) -> None:
     module: Any = layer.module
     module.num_experts = count
     object.__setattr__(module, _PLACED, layer.num_experts)
-    module.forward = _OnRanks(module, layer, ranks)
+    module.forward = placed = _OnRanks(module, layer, ranks)
+    return placed
 
 
 class _OnRanks:
@@ -205,13 +230,18 @@ class _OnRanks:
         self.num_experts = layer.num_experts
         self.parameters = layer.parameters
         self.ranks = ranks
+        self.check: ExpertsCheck | None = None
 
     def __call__(self, tokens: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        if (check := self.check) is not None:
+            self.check = None  # its own forwards come here
+            if not check.look(self, self.forward, tokens.reshape(-1, tokens.shape[-1]), chosen, weights):
+                self.check = check
         x = tokens.reshape(-1, tokens.shape[-1])
         # transformers: an index above all experts is that of no expert.
         exchange = _C.TokenExchange(chosen.masked_fill(chosen >= self.num_experts, -1), self.num_experts, self.ranks)
         _expert_use.note(self.module, exchange.chosen, exchange.rows)
-        own: dict[str, torch.Tensor] = {name: self.module.get_parameter(name) for name in self.parameters}
+        own: dict[str, torch.Tensor] = {name: attrgetter(name)(self.module) for name in self.parameters}
         blocks = {name: exchange.blocks_of_runs(parameter) for name, parameter in own.items()}
 
         def compute(rows: torch.Tensor, run: int, of_experts: list[int]) -> torch.Tensor:
@@ -304,9 +334,9 @@ def _others_of(model: nn.Module) -> Iterator[tuple[str, str]]:
         if isinstance(module, nn.ModuleList | nn.ModuleDict):
             yield (
                 name,
-                f"a {type(module).__name__} of modules, which its block calls one by one: stack their weights in one "
-                "module with parameters [num_experts, ...] and a forward(tokens, experts, weights), as "
-                "zeroth.nn.Experts does",
+                f"a {type(module).__name__} of modules, which its block calls one by one: put "
+                "zeroth.nn.stack_experts() of them in its place, one module with parameters [num_experts, ...], and "
+                "let the block call it, forward(tokens, experts, weights)",
             )
         else:
             yield name, f"{type(module).__name__} has no num_experts, or no forward(tokens, experts, weights)"

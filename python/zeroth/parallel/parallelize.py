@@ -138,17 +138,18 @@ def parallelize(
     slices = find_norm_plan(model, found) if found is not None and norms == "split" else None
     way.require(axes["sp"])
     sample = verify if isinstance(verify, Mapping) else None
+    mode: Any = settings.verify if verify is None else verify if isinstance(verify, str) else "never"
     choice = choose(
         model,
         found,
         splits_sequence=axes["sp"] > 1,
-        mode=settings.verify if verify is None else verify if isinstance(verify, str) else "never",
+        mode=mode,
         has_own_plan=plan != "auto" or any(role != "whole" for role in (corrections or {}).values()),
     )
     mesh = world.mesh(axes, settings)
     expected = None if sample is None else outputs_of(model, sample)
     has_ranks = any(axes.get(axis, 1) > 1 for axis in settings.experts["over"].split(","))
-    of_experts = experts(model, mesh, **settings.experts) if has_ranks else None
+    of_experts = experts(model, mesh, **settings.experts, verify=mode) if has_ranks else None
     shared = undo = split_norms = None
     if found is not None:
         tp = mesh.axis("tp")

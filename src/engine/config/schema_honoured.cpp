@@ -666,8 +666,9 @@ constexpr std::array kKeys{
     bind<&Config::mesh, &MeshConfig::verify>(
         {.pointer = "/zeroth/parallel/verify",
          .kind = KeyKind::kChoice,
-         .text = "Whether the first forward compares what tp or sp split of a model with the whole: untested, where it "
-                 "has code of no family that the tests cover; always; or never. Changes no number.",
+         .text =
+             "Whether the first forward compares what tp, sp or ep split of a model with the whole: untested, where it "
+             "has code of no family that the tests cover; always; or never. Changes no number.",
          .choices = "untested|always|never"}),
     bind<&Config::offload, &OffloadConfig::optimizer_device>(
         {.pointer = "/zero_optimization/offload_optimizer/device",
@@ -1006,7 +1007,7 @@ constexpr std::array kKeys{
                  "an error on all ranks "
                  "that names them. `drop`: all end with the first. `join`: ranks without a batch take part with weight "
                  "zero until nobody "
-                 "has one; each step's gradient is the mean over the batches that there are.",
+                 "has one; each step's gradient is the mean over the batches that there are. Not beside ep.",
          .choices = kEnumNames<Uneven>}),
     bind<&Config::runtime, &RuntimeConfig::max_nonfinite_steps>(
         {.pointer = "/zeroth/max_nonfinite_steps",

@@ -11,6 +11,7 @@ namespace zeroth::libtorch {
 namespace {
 
 constexpr int kMostPieces = 64;
+constexpr std::int64_t kMostCopies = std::int64_t{1} << 20U;
 
 Hops hops_of(const RankGroup& group) {
   CommBackend& backend = group.communicator().backend();
@@ -62,7 +63,7 @@ int PieceTrials::next(std::int64_t most) {
 }
 
 void PieceTrials::heard(std::int64_t nanoseconds) {
-  Candidate& last = candidates_[last_];
+  Candidate& last = candidates_[measured_];
   if (nanoseconds == 0 || last.times >= kTimes) return;
   last.least = last.times == 0 ? nanoseconds : std::min(last.least, nanoseconds);
   ++last.times;
@@ -117,8 +118,9 @@ int ExpertRanks::pieces() const {
 
 void ExpertRanks::set_options(ExpertOptions options) const {
   const std::string who = state_->group.who();
-  if (options.copies < 0)
-    refuse_experts(who, "copies", "a rank has less than no copy", "0 or more", c10::str(options.copies));
+  if (options.copies < 0 || options.copies > kMostCopies)
+    refuse_experts(who, "copies", "a rank cannot hold so many copies", c10::str("0 to ", kMostCopies),
+                   c10::str(options.copies));
   if (options.pieces < 0 || options.pieces > kMostPieces)
     refuse_experts(who, "pieces", "there are no such pieces", c10::str("0 (measured) to ", kMostPieces),
                    c10::str(options.pieces));

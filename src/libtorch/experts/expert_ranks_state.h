@@ -16,12 +16,15 @@ class PieceTrials {
  public:
   /// Of the next forward; `most`: experts of the rank with fewest.
   [[nodiscard]] int next(std::int64_t most);
-  /// The greatest time of all ranks for the last forward, in nanoseconds; 0: it was not measured.
-  void heard(std::int64_t nanoseconds);
-  /// This rank's time for it.
-  void measured(std::int64_t nanoseconds) { own_ = nanoseconds; }
-  /// And forgets it.
+  /// This rank's time for the last forward, in nanoseconds.
+  void measured(std::int64_t nanoseconds) {
+    own_ = nanoseconds;
+    measured_ = last_;
+  }
+  /// And forgets it; 0: it was not measured.
   [[nodiscard]] std::int64_t take_own() { return std::exchange(own_, 0); }
+  /// The greatest of all ranks' take_own().
+  void heard(std::int64_t nanoseconds);
 
  private:
   static constexpr int kTimes = 3;
@@ -32,6 +35,7 @@ class PieceTrials {
   };
   std::vector<Candidate> candidates_{{1}, {2}, {4}};
   std::size_t last_ = 0;
+  std::size_t measured_ = 0;
   std::int64_t own_ = 0;
 };
 

@@ -2,6 +2,7 @@
 
 #include "libtorch/experts/expert_ranks_state.h"
 #include "libtorch/parallel/group_call.h"
+#include "libtorch/parallel/kept_call.h"
 
 #include <zeroth/comm/pending_points.h>
 
@@ -24,6 +25,7 @@ struct RowFlight {
   at::Tensor sent{};   ///< of the host
   at::Tensor taken{};  ///< of the host
   at::Device device = at::kCPU;
+  RegionCall call{};  ///< of a recompute that makes no calls
   std::unique_ptr<PendingPoints> points{};
   std::shared_ptr<RowFlight> reverse{};  ///< of the gradient, between its start and its end
 };
@@ -148,7 +150,8 @@ class StartRows : public torch::autograd::Function<StartRows> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const std::shared_ptr<RowFlight>& flight) {
     context->saved_data["flight"] = at::IValue::make_capsule(c10::make_intrusive<Kept>(flight));
-    start_flight(*flight, x);
+    flight->call = RegionCall(name_of_flight(*flight), {x}, flight->ranks.group());
+    if (!flight->call.hands_out()) start_flight(*flight, x);
     flight->device = x.device();
     return ticket_of(x);
   }
@@ -168,7 +171,8 @@ class TakeRows : public torch::autograd::Function<TakeRows> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& /*ticket*/,
                             const std::shared_ptr<RowFlight>& flight) {
     context->saved_data["flight"] = at::IValue::make_capsule(c10::make_intrusive<StartRows::Kept>(flight));
-    return end_flight(*flight).to(flight->device);
+    return flight->call.keep(flight->call.hands_out() ? flight->call.kept()[0]
+                                                      : end_flight(*flight).to(flight->device));
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const std::shared_ptr<RowFlight> flight = StartRows::kept_in(context);

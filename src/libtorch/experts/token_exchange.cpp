@@ -8,6 +8,7 @@
 #include <zeroth/base/error.h>
 #include <zeroth/libtorch/collectives.h>
 #include <zeroth/libtorch/experts.h>
+#include <zeroth/libtorch/kept_calls.h>
 #include <zeroth/parallel/slices.h>
 
 #include <ATen/TensorOperators.h>
@@ -49,15 +50,20 @@ std::int64_t nanoseconds_now() {
       .count();
 }
 
-/// What ranks must have alike, as one number.
-std::int64_t word_of(const ExpertOptions& options) {
-  return (options.copies << 16) | (static_cast<std::int64_t>(options.pieces) << 8) |
-         (static_cast<std::int64_t>(options.meet) << 1) | (options.two_hops ? 1 : 0);
+/// What ranks must have alike, as one number: options, and the pieces of this forward.
+std::int64_t word_of(const ExpertOptions& options, int pieces) {
+  return (static_cast<std::int64_t>(pieces) << 40) | (options.copies << 16) |
+         (static_cast<std::int64_t>(options.pieces) << 8) | (static_cast<std::int64_t>(options.meet) << 1) |
+         (options.two_hops ? 1 : 0);
+}
+
+int pieces_in(std::int64_t word) {
+  return static_cast<int>(word >> 40);
 }
 
 std::string text_of(std::int64_t word) {
   constexpr const char* kMeets[] = {"experts", "tokens", "balance"};
-  return c10::str("meet=", kMeets[(word >> 1) & 3], " copies=", word >> 16, " pieces=", (word >> 8) & 127,
+  return c10::str("meet=", kMeets[(word >> 1) & 3], " copies=", (word >> 16) & 0xffffff, " pieces=", (word >> 8) & 127,
                   (word & 1) != 0 ? " two_hops" : "");
 }
 
@@ -163,7 +169,10 @@ ExpertCounts TokenExchange::meet() {
   const auto peers = static_cast<std::size_t>(ranks());
   const std::vector<std::int64_t> sizes = slice_sizes(static_cast<std::int64_t>(chosen_.size()), ranks());
   const std::vector<std::int64_t> first = begins_of(sizes);
-  const std::int64_t words[] = {word_of(state.options), state.trials.take_own()};
+  const int pieces = state.options.pieces > 0
+                         ? static_cast<int>(std::min<std::int64_t>(state.options.pieces, sizes.back()))
+                         : state.trials.next(sizes.back());
+  const std::int64_t words[] = {word_of(state.options, pieces), state.trials.take_own()};
   const bool all_know_all = state.options.meet != MeetAt::kExperts || state.options.two_hops;
   const std::int64_t told_each = all_know_all ? static_cast<std::int64_t>(chosen_.size()) : sizes[rank()];
   at::Tensor heard;
@@ -183,22 +192,23 @@ ExpertCounts TokenExchange::meet() {
   counts[rank()] = chosen_;
   std::int64_t slowest = 0;
   const std::int64_t* from = heard.data_ptr<std::int64_t>();
+  // A recompute may hear what the forward was told: its own word is that of the forward.
+  const std::int64_t own_word = from[static_cast<std::int64_t>(rank()) * (told_each + 2) + told_each];
   for (std::size_t peer = 0; peer < peers; ++peer) {
     std::copy_n(from, told_each, counts[peer].data() + (all_know_all ? 0 : first[rank()]));
     from += told_each;
-    if (const std::int64_t word = *from++; word != words[0])
+    if (const std::int64_t word = *from++; word != own_word)
       throw Error(ErrorCode::kMismatch, "ranks let tokens and experts meet in other ways",
                   {.where = "libtorch.experts",
                    .who = who(),
                    .which = "options of the experts' ranks",
-                   .expected = text_of(words[0]),
+                   .expected = text_of(own_word),
                    .got = c10::str(text_of(word), " on rank ", peer),
                    .hint = "change them on all ranks between the same two forwards"});
     slowest = std::max(slowest, *from++);
   }
-  state.trials.heard(slowest);
-  state.pieces = state.options.pieces > 0 ? static_cast<int>(std::min<std::int64_t>(state.options.pieces, sizes.back()))
-                                          : state.trials.next(sizes.back());
+  if (!hands_out_calls()) state.trials.heard(slowest);
+  state.pieces = pieces_in(own_word);
   return counts;
 }
 
@@ -293,7 +303,7 @@ at::Tensor TokenExchange::through(const at::Tensor& x, const at::Tensor& weights
     if (runs_[piece].count > 0) going.push_back(give_back(compute(rows, runs_[piece]), piece));
   }
   const at::Tensor sum = collect(going, weights);
-  if (ranks() > 1) ranks_->state().trials.measured(nanoseconds_now() - began);
+  if (ranks() > 1 && !hands_out_calls()) ranks_->state().trials.measured(nanoseconds_now() - began);
   return sum;
 }
 

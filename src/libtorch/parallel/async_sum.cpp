@@ -1,4 +1,5 @@
 #include "libtorch/parallel/group_call.h"
+#include "libtorch/parallel/kept_call.h"
 #include "libtorch/parallel/sum_slots.h"
 
 #include <zeroth/base/error.h>
@@ -28,6 +29,7 @@ struct PendingSum::State {
   RankGroup group;
   at::Tensor x{};                   ///< until the sum is taken
   std::shared_ptr<SumSlot> slot{};  ///< where the own part lies; null: the sum is made in wait()
+  RegionCall call{};                ///< of the slot's sum
   at::Tensor sum{};
 };
 
@@ -48,11 +50,11 @@ SumSlots& slots_of(const RankGroup& group) {
 class TakenSum : public torch::autograd::Function<TakenSum> {
  public:
   static at::Tensor forward(AutogradContext* /*context*/, const at::Tensor& x, const std::shared_ptr<SumSlot>& slot,
-                            const RankGroup& group) {
-    return slots_of(group).take(*slot, x, kCallAsyncSum, group);
+                            const RankGroup& group, RegionCall& call) {
+    return call.keep(call.hands_out() ? call.kept()[0] : slots_of(group).take(*slot, x, kCallAsyncSum, group));
   }
   static variable_list backward(AutogradContext* /*context*/, const variable_list& gradients) {
-    return {gradients[0], {}, {}};
+    return {gradients[0], {}, {}, {}};
   }
 };
 
@@ -63,6 +65,8 @@ class ChunkedProduct : public torch::autograd::Function<ChunkedProduct> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight, int chunks,
                             const RankGroup& group) {
     context->save_for_backward({x, weight});
+    RegionCall call(kCallChunks, {x}, group);
+    if (call.hands_out()) return call.keep(call.kept()[0]);
     SumSlots& slots = slots_of(group);
     struct Piece {
       at::Tensor part{};
@@ -86,7 +90,7 @@ class ChunkedProduct : public torch::autograd::Function<ChunkedProduct> {
       if (pieces.size() > 1) take_first(pieces.size() - 2);
     }
     if (!pieces.empty()) take_first(pieces.size() - 1);
-    return out;
+    return call.keep(out);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const variable_list saved = context->get_saved_variables();
@@ -106,13 +110,14 @@ class ChunkedProduct : public torch::autograd::Function<ChunkedProduct> {
 at::Tensor PendingSum::wait() const {
   State& state = *state_;
   if (state.sum.defined()) return state.sum;
-  if (state.slot) {
-    state.sum = TakenSum::apply(state.x, std::as_const(state.slot), std::as_const(state.group));
+  if (state.slot || state.call.hands_out()) {
+    state.sum = TakenSum::apply(state.x, std::as_const(state.slot), std::as_const(state.group), state.call);
   } else {
     state.sum = reduce_from_group(state.x, state.group);
   }
   state.x.reset();
   state.slot.reset();
+  state.call = {};
   return state.sum;
 }
 
@@ -121,7 +126,10 @@ PendingSum reduce_from_group_async(const at::Tensor& x, const RankGroup& group) 
   if (x.scalar_type() == at::kByte)
     refuse(group, kCallAsyncSum, "x", "there are no sums of this dtype", "any dtype but uint8", "uint8");
   auto state = std::make_shared<PendingSum::State>(PendingSum::State{.group = group, .x = x});
-  if (SumSlots::serves(group, x)) state->slot = slots_of(group).give(x, kCallAsyncSum, group);
+  if (SumSlots::serves(group, x)) {
+    state->call = RegionCall(kCallAsyncSum, {x}, group);
+    if (!state->call.hands_out()) state->slot = slots_of(group).give(x, kCallAsyncSum, group);
+  }
   return PendingSum(std::move(state));
 }
 

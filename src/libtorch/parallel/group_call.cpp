@@ -1,5 +1,7 @@
 #include "libtorch/parallel/group_call.h"
 
+#include "libtorch/parallel/kept_call.h"
+
 #include <zeroth/base/error.h>
 #include <zeroth/base/interrupt.h>
 #include <zeroth/comm/collective.h>
@@ -242,8 +244,10 @@ OwnPart own_part(SizeSpan sizes, int rank) {
   return {.begin = sum_of_sizes(sizes.first(own)), .length = sizes[own]};
 }
 
-at::Tensor sum_over(const at::Tensor& x, const RankGroup& group, const CallName& name, ReduceOp op) {
-  if (!x.is_cpu()) return sum_over(x.cpu(), group, name, op).to(x.device());
+namespace {
+
+at::Tensor make_sum(const at::Tensor& x, const RankGroup& group, const CallName& name, ReduceOp op) {
+  if (!x.is_cpu()) return make_sum(x.cpu(), group, name, op).to(x.device());
   const at::Tensor in = dense(x);
   at::Tensor out = at::empty(x.sizes(), x.options());
   Collective call = call_of(CollectiveKind::kAllReduce, in, out, tag_of(name, x.sizes().vec()));
@@ -253,9 +257,9 @@ at::Tensor sum_over(const at::Tensor& x, const RankGroup& group, const CallName&
   return out;
 }
 
-at::Tensor gather_along(const at::Tensor& x, std::int64_t dim, SizeSpan sizes, const RankGroup& group,
-                        const CallName& name) {
-  if (!x.is_cpu()) return gather_along(x.cpu(), dim, sizes, group, name).to(x.device());
+at::Tensor make_gather(const at::Tensor& x, std::int64_t dim, SizeSpan sizes, const RankGroup& group,
+                       const CallName& name) {
+  if (!x.is_cpu()) return make_gather(x.cpu(), dim, sizes, group, name).to(x.device());
   const std::vector<std::int64_t> shape = x.sizes().vec();
   const std::vector<std::int64_t> whole = with(shape, dim, sum_of_sizes(sizes));
   const at::Tensor in = dense(x);
@@ -266,9 +270,9 @@ at::Tensor gather_along(const at::Tensor& x, std::int64_t dim, SizeSpan sizes, c
   return joined(row, shape, dim, sizes);
 }
 
-at::Tensor reduce_scatter_along(const at::Tensor& x, std::int64_t dim, SizeSpan sizes, const RankGroup& group,
-                                const CallName& name) {
-  if (!x.is_cpu()) return reduce_scatter_along(x.cpu(), dim, sizes, group, name).to(x.device());
+at::Tensor make_reduce_scatter(const at::Tensor& x, std::int64_t dim, SizeSpan sizes, const RankGroup& group,
+                               const CallName& name) {
+  if (!x.is_cpu()) return make_reduce_scatter(x.cpu(), dim, sizes, group, name).to(x.device());
   const at::Tensor in = slices_in_a_row(x, dim, sizes);
   at::Tensor out = at::empty(with(x.sizes(), dim, own_part(sizes, group.rank()).length), x.options());
   Collective call = call_of(CollectiveKind::kReduceScatter, in, out, tag_of(name, x.sizes().vec()));
@@ -277,10 +281,10 @@ at::Tensor reduce_scatter_along(const at::Tensor& x, std::int64_t dim, SizeSpan 
   return out;
 }
 
-at::Tensor exchange_along(const at::Tensor& x, std::int64_t split_dim, SizeSpan split_sizes, std::int64_t concat_dim,
-                          SizeSpan concat_sizes, const RankGroup& group, const CallName& name) {
+at::Tensor make_exchange(const at::Tensor& x, std::int64_t split_dim, SizeSpan split_sizes, std::int64_t concat_dim,
+                         SizeSpan concat_sizes, const RankGroup& group, const CallName& name) {
   if (!x.is_cpu())
-    return exchange_along(x.cpu(), split_dim, split_sizes, concat_dim, concat_sizes, group, name).to(x.device());
+    return make_exchange(x.cpu(), split_dim, split_sizes, concat_dim, concat_sizes, group, name).to(x.device());
   const at::Tensor in = slices_in_a_row(x, split_dim, split_sizes);
   // What comes from a rank: its slice along split_dim for this rank, and all that it has along concat_dim.
   std::vector<std::int64_t> part = x.sizes().vec();
@@ -295,8 +299,32 @@ at::Tensor exchange_along(const at::Tensor& x, std::int64_t split_dim, SizeSpan 
   return joined(row, part, concat_dim, concat_sizes);
 }
 
+}  // namespace
+
+at::Tensor sum_over(const at::Tensor& x, const RankGroup& group, const CallName& name, ReduceOp op) {
+  return made_once(name, x, group, [&] { return make_sum(x, group, name, op); });
+}
+
+at::Tensor gather_along(const at::Tensor& x, std::int64_t dim, SizeSpan sizes, const RankGroup& group,
+                        const CallName& name) {
+  return made_once(name, x, group, [&] { return make_gather(x, dim, sizes, group, name); });
+}
+
+at::Tensor reduce_scatter_along(const at::Tensor& x, std::int64_t dim, SizeSpan sizes, const RankGroup& group,
+                                const CallName& name) {
+  return made_once(name, x, group, [&] { return make_reduce_scatter(x, dim, sizes, group, name); });
+}
+
+at::Tensor exchange_along(const at::Tensor& x, std::int64_t split_dim, SizeSpan split_sizes, std::int64_t concat_dim,
+                          SizeSpan concat_sizes, const RankGroup& group, const CallName& name) {
+  return made_once(name, x, group,
+                   [&] { return make_exchange(x, split_dim, split_sizes, concat_dim, concat_sizes, group, name); });
+}
+
 std::vector<at::Tensor> shift_along_ring(const std::vector<at::Tensor>& tensors, int by, const RankGroup& group,
                                          const CallName& name) {
+  RegionCall region(name, tensors, group);
+  if (region.hands_out()) return region.keep(region.kept());
   const int size = group.size();
   const int step = (by % size + size) % size;
   const int to = (group.rank() + step) % size;
@@ -323,7 +351,7 @@ std::vector<at::Tensor> shift_along_ring(const std::vector<at::Tensor>& tensors,
   }
   if (!calls.empty()) run(calls, group, name, tensors.front());
   for (std::size_t index = 0; index < taken.size(); ++index) taken[index] = taken[index].to(tensors[index].device());
-  return taken;
+  return region.keep(std::move(taken));
 }
 
 std::unique_ptr<PendingPoints> start_rows_between(const at::Tensor& sent, std::span<const RowsOfRank> give,

@@ -995,6 +995,15 @@ TEST(ConfigKeys, TheMeshHasDeepSpeedsNamesAndTakesWhatIsLeftForBatches) {
             (std::vector<std::string>{"dp", "ep", "sp"}));
   const Config images_of_experts = Config::from_json_text(R"({"zeroth": {"mesh": {"rows": 2, "ep": 2}}})", "x");
   EXPECT_THROW(static_cast<void>(mesh_of(images_of_experts, 4)), Error);
+  for (const std::string ends : {"error", "drop", "join"}) {
+    const Config of_experts =
+        Config::from_json_text(R"({"zeroth": {"uneven": ")" + ends + R"(", "mesh": {"ep": 2}}})", "x");
+    if (ends == "join") {
+      EXPECT_THROW(static_cast<void>(mesh_of(of_experts, 4)), Error);
+    } else {
+      EXPECT_EQ(data_ranks_of(of_experts, 4), 4) << ends;
+    }
+  }
   EXPECT_EQ(problem_of(R"({"zeroth": {"mesh": {"cp": 2}}})").pointer, "/zeroth/mesh/cp");
   EXPECT_EQ(problem_of(R"({"sequence_parallel_size": 2, "zeroth": {"mesh": {"sp": 2}}})").pointer,
             "/sequence_parallel_size");
