@@ -29,7 +29,11 @@ forked.preload(
 
 class Mixes(job.RankTest):
     def test_a_recompute_makes_no_calls_between_ranks(self) -> None:
-        self.run_well(2, "kept_calls_rank.py")
+        self.run_well(2, "kept_calls_rank.py", "ep")
+
+    @tier.long
+    def test_a_recompute_of_every_axis(self) -> None:
+        self.run_well(2, "kept_calls_rank.py", "ep", "tp", "sp")
 
     def test_experts_beside_the_rest_are_those_of_one_process(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
