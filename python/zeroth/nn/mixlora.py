@@ -46,7 +46,7 @@ class MixLora(nn.Module):
         self.mlp = mlp
         self.k = k
         self.experts = _LoraExperts(mlp, num_experts, rank, (2.0 * rank if alpha is None else alpha) / rank)
-        like = self.experts.gate_a
+        like = self.experts.get_parameter("gate_a")
         self.router = nn.Linear(like.shape[-1], num_experts, bias=False, dtype=like.dtype, device=like.device)
         nn.init.normal_(self.router.weight, std=0.02)
         self.balance: torch.Tensor | None = None
@@ -86,7 +86,7 @@ class _LoraExperts(nn.Module):
         names = next((names for names in _LINEARS if all(hasattr(mlp, name) for name in names)), None)
         layers = [] if names is None else [getattr(mlp, name) for name in names]
         act = next((one for name in _ACTIVATIONS if callable(one := getattr(mlp, name, None))), None)
-        if act is None or not layers or not all(isinstance(layer, nn.Linear) for layer in layers):
+        if act is None or names is None or not all(isinstance(layer, nn.Linear) for layer in layers):
             raise ValueError(
                 f"{type(mlp).__name__} is no MLP of three linear layers gate_proj, up_proj and down_proj, or w1, w3 "
                 "and w2, with act_fn"
