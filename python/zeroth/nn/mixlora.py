@@ -68,9 +68,10 @@ class MixLora(nn.Module):
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
         chosen, weights, scores = _C.route(self.router(x), self.k, renormalize=True)
         if self.training and torch.is_grad_enabled():
-            # Activations that are computed again were counted before.
-            if torch._C._current_graph_task_id() == -1 and not _C.hands_out_calls():
-                self._load.add(chosen, self._groups)
+            # What is computed again was counted before. It makes the same call, which keep_calls() hands out.
+            is_first = torch._C._current_graph_task_id() == -1 and not _C.hands_out_calls()
+            load = self._load if is_first else _C.ExpertLoad(self.router.out_features)
+            load.add(chosen, self._groups)
             self.balance = self._load.balance_loss(scores)
         out: torch.Tensor = self.experts(x, chosen, weights.to(x.dtype))
         return out.view(*hidden_states.shape[:-1], out.shape[-1])
