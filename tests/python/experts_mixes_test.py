@@ -29,7 +29,11 @@ forked.preload(
 
 class Mixes(job.RankTest):
     def test_a_recompute_makes_no_calls_between_ranks(self) -> None:
-        self.run_well(2, "kept_calls_rank.py")
+        self.run_well(2, "kept_calls_rank.py", "ep")
+
+    @tier.long
+    def test_a_recompute_of_every_axis(self) -> None:
+        self.run_well(2, "kept_calls_rank.py", "ep", "tp", "sp")
 
     def test_experts_beside_the_rest_are_those_of_one_process(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -43,7 +47,7 @@ class Mixes(job.RankTest):
     def test_a_rank_that_fails_inside_of_experts_ends_all(self) -> None:
         for way, words in (("raises", "planted in an expert"), ("dies", "signal 9|SIGKILL|killed")):
             began = time.monotonic()
-            done = job.run(4, "experts_mixes_rank.py", way, "", limit_s=60)
+            done = job.run(2, "experts_mixes_rank.py", way, "", limit_s=60)
             self.assertNotEqual(done.returncode, 0)
             self.assertRegex(done.stderr, words)
             self.assertNotIn("nothing failed", done.stderr)

@@ -1,8 +1,12 @@
-"""One rank of two: a checkpointed region makes its calls between ranks once; see experts_mixes_test.py."""
+"""One rank of two: a checkpointed region makes its calls between ranks once; see experts_mixes_test.py.
+
+kept_calls_rank.py AXIS...              of the models
+"""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -224,10 +228,12 @@ def doubled() -> tuple[Any, Any]:
     return record, Both()
 
 
-def models(world: zeroth.World) -> None:
+def models(world: zeroth.World, axes: list[str]) -> None:
     """gradient_checkpointing_enable() of transformers, as without it: losses and weights, bit by bit."""
 
     for axis, family, stage in (("ep", "Mixtral", 3), ("tp", "Qwen3Moe", 1), ("sp", "Mixtral", 2)):
+        if axis not in axes:
+            continue
         seen = []
         for way in ("none", "kept", "again"):
             model = made(family).train()
@@ -264,7 +270,7 @@ def main() -> None:
     group = _MESH[0].axis("ep")
     for part in (bytes_of_experts, every_call, regions, refusals):
         part(group)
-    models(world)
+    models(world, sys.argv[1:])
     print(f"rank {world.rank}: kept calls held", flush=True)
 
 

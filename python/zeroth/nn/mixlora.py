@@ -46,7 +46,7 @@ class MixLora(nn.Module):
         self.mlp = mlp
         self.k = k
         self.experts = _LoraExperts(mlp, num_experts, rank, (2.0 * rank if alpha is None else alpha) / rank)
-        like = self.experts.gate_a
+        like = self.experts.get_parameter("gate_a")
         self.router = nn.Linear(like.shape[-1], num_experts, bias=False, dtype=like.dtype, device=like.device)
         nn.init.normal_(self.router.weight, std=0.02)
         self.balance: torch.Tensor | None = None
@@ -68,9 +68,10 @@ class MixLora(nn.Module):
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
         chosen, weights, scores = _C.route(self.router(x), self.k, renormalize=True)
         if self.training and torch.is_grad_enabled():
-            # Activations that are computed again were counted before.
-            if torch._C._current_graph_task_id() == -1 and not _C.hands_out_calls():
-                self._load.add(chosen, self._groups)
+            # What is computed again was counted before. It makes the same call, which keep_calls() hands out.
+            is_first = torch._C._current_graph_task_id() == -1 and not _C.hands_out_calls()
+            load = self._load if is_first else _C.ExpertLoad(self.router.out_features)
+            load.add(chosen, self._groups)
             self.balance = self._load.balance_loss(scores)
         out: torch.Tensor = self.experts(x, chosen, weights.to(x.dtype))
         return out.view(*hidden_states.shape[:-1], out.shape[-1])
@@ -86,7 +87,7 @@ class _LoraExperts(nn.Module):
         names = next((names for names in _LINEARS if all(hasattr(mlp, name) for name in names)), None)
         layers = [] if names is None else [getattr(mlp, name) for name in names]
         act = next((one for name in _ACTIVATIONS if callable(one := getattr(mlp, name, None))), None)
-        if act is None or not layers or not all(isinstance(layer, nn.Linear) for layer in layers):
+        if act is None or names is None or not all(isinstance(layer, nn.Linear) for layer in layers):
             raise ValueError(
                 f"{type(mlp).__name__} is no MLP of three linear layers gate_proj, up_proj and down_proj, or w1, w3 "
                 "and w2, with act_fn"
