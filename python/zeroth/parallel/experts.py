@@ -181,8 +181,9 @@ def experts(
         )
     for layer in layers:
         found.exchanges.append(shared.of_another_layer())
+        why = to_verify(layer.name, layer.module, verify)
         placed = _place(layer, found.exchanges[-1])
-        if why := to_verify(layer.name, layer.module, verify):
+        if why:
             placed.check = ExpertsCheck(
                 layer.name, layer.module, layer.parameters, layer.num_experts, group, found.checks, shared.alike
             )

@@ -154,7 +154,7 @@ def parallelize(
     if found is not None:
         tp = mesh.axis("tp")
         weights: dict[str, torch.Tensor] = {}
-        weights |= {name: one for name, one in model.named_parameters() if not one.is_meta}
+        weights |= {name: one for name, one in model.named_parameters() if not one.is_meta and not _differs(one, "tp")}
         states = _deferred.random_states_of(model)
         weights |= {f"random numbers of deferred module {at}": state for at, state in enumerate(states)}
         require_same(
@@ -184,6 +184,12 @@ def parallelize(
         verification = Verification(model, choice, world, mesh, undo, sequence, split_norms)
     _boxes.mark(model, _boxes.Split(world, axes, mesh, verification=verification))
     return Parallel(model, mesh, found, sequence, slices, verification, of_experts)
+
+
+def _differs(parameter: nn.Parameter, axis: str) -> bool:
+    """Whether ranks of the axis have other parts of it already: experts over tp."""
+    box = _boxes.box_of(parameter)
+    return box is not None and axis in (box.distinct, *box.further)
 
 
 class _TensorSplit:

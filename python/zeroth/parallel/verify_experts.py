@@ -193,7 +193,8 @@ class ExpertsCheck:
     def _sample(
         self, tokens: torch.Tensor, choices: int, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Other tokens on ranks that have others, which choose all experts, each as often as can be, with weights of their own."""
+        """Tokens, others on ranks that have others. They choose all experts, each as often as can be, with weights of
+        their own."""
         every, rank = self._num_experts, self._group.rank // self._alike
         count = max(min(_TOKENS, len(tokens)), math.ceil(every / choices), 2)
         rows = tokens.detach()[:count]
