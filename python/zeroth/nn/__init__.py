@@ -3,12 +3,15 @@
 from zeroth._C import (
     ExpertLoad,
     TokenExchange,
+    choices_at,
     expert_capacity,
     grouped_linear,
     keep_within,
     route,
     router_z_loss,
+    sequence_balance_loss,
 )
+from zeroth.nn.balance import update_balance_bias
 from zeroth.nn.experts import Experts
 from zeroth.nn.moe import MoE
 
@@ -17,9 +20,12 @@ __all__ = [
     "Experts",
     "MoE",
     "TokenExchange",
+    "choices_at",
     "expert_capacity",
     "grouped_linear",
     "keep_within",
     "route",
     "router_z_loss",
+    "sequence_balance_loss",
+    "update_balance_bias",
 ]
