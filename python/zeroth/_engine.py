@@ -199,7 +199,7 @@ class Engine:
         _owned.update(map(id, self._parameters))
         self._require_same = _watch.follow(model)
         self._planned: _activation_choice.PlannedUnits | None = None
-        self._handles: list[RemovableHandle] = list(self._experts.handles)
+        self._handles: list[RemovableHandle] = []
         self._activations = _activations.of_engine(self._core, model)
         self._planned = _activation_choice.planned_units(self._core, world, found, self._activations)
         self._updates_inside = self._core.config.updates_inside_backward
@@ -1023,6 +1023,7 @@ class Engine:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._experts.forget(self._model)
         _owned.difference_update(map(id, self._parameters))
         gives_back = keep_parameters and bool(self._parameters)
         self._parameters.clear()

@@ -109,6 +109,18 @@ class Layers:
             self._find(model)
         object.__setattr__(model, _LAYERS, self)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """A copy of a model has no engine."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+    def forget(self, model: nn.Module) -> None:
+        """The model has no engine any more."""
+        for handle in self.handles:
+            handle.remove()
+        vars(model).pop(_LAYERS, None)
+
     def _find(self, model: nn.Module) -> None:
         from zeroth.nn.moe import MoE  # it needs what this module needs
         from zeroth.parallel.experts import _PLACED, experts  # it needs what this module needs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy as copying
 import os
 import pathlib
 import re
@@ -149,6 +150,7 @@ class MoeTest(unittest.TestCase):
         with self.assertRaisesRegex(zeroth.Error, "schedule"):
             layer.set_choices(3)
         again.set_choices(3)
+        again = copying.deepcopy(again)
         self.assertEqual(int(again(torch.randn(5, 6))[2].sum()), 15)
 
     def test_experts_are_their_modules(self) -> None:

@@ -3,7 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -106,26 +106,23 @@ class MoE(nn.Module):
         self.num_experts = num_experts
         self.ep_size = ep_size
         self._capacity = (capacity_factor, eval_capacity_factor, min_capacity)
-        self._gate = _C.Gate(
-            num_experts,
-            k=k,
-            score=score,
-            groups=groups,
-            groups_kept=groups_kept,
-            scale=scale,
-            rule=router if callable(router) else None,
-            schedule=schedule,
-            capacity_factor=capacity_factor,
-            eval_capacity_factor=eval_capacity_factor,
-            min_capacity=min_capacity,
-            drop_tokens=drop_tokens,
-            use_rts=use_rts,
-            noise=_NOISES[noisy_gate_policy],
-            top2_2nd_expert_sampling=top2_2nd_expert_sampling,
-            balance=balance,
-            bias_rate=balance_rate,
-            seed=seed,
-        )
+        self._options: dict[str, Any] = {
+            "k": k,
+            "score": score,
+            "groups": groups,
+            "groups_kept": groups_kept,
+            "scale": scale,
+            "rule": router if callable(router) else None,
+            "schedule": schedule,
+            "drop_tokens": drop_tokens,
+            "use_rts": use_rts,
+            "noise": _NOISES[noisy_gate_policy],
+            "top2_2nd_expert_sampling": top2_2nd_expert_sampling,
+            "balance": balance,
+            "bias_rate": balance_rate,
+            "seed": seed,
+        }
+        self._gate = self._made_gate()
         self.gate = nn.Linear(hidden_size, num_experts, bias=False)
         if router == "fixed":
             self.gate.weight.requires_grad_(False)
@@ -144,6 +141,19 @@ class MoE(nn.Module):
         self.register_buffer("balance_bias", bias)
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64) if schedule is not None else None)
 
+    def _made_gate(self) -> _C.Gate:
+        factor, eval_factor, least = self._capacity
+        capacity = {"capacity_factor": factor, "eval_capacity_factor": eval_factor, "min_capacity": least}
+        return _C.Gate(self.num_experts, **self._options, **capacity)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies have a gate of their own, on no ranks."""
+        return {**self.__dict__, "_gate": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._gate = self._made_gate()
+
     @property
     def k(self) -> int:
         """Experts of a token, now."""
@@ -152,6 +162,7 @@ class MoE(nn.Module):
     def set_choices(self, k: int) -> None:
         """Experts of a token from now on, without a schedule. The same on all ranks; no part of a checkpoint."""
         self._gate.set_choices(k)
+        self._options["k"] = k
 
     @property
     def capacity_factor(self) -> float:
