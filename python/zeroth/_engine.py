@@ -539,7 +539,12 @@ class Engine:
         self._push()
         if self._stepping is not None:
             self._stepping.require_untouched()
+        self._note_experts()
         return self._stepped(self._core.step())
+
+    def _note_experts(self) -> None:
+        if self._rank == 0 and (worst := self._experts.least_even()) is not None:
+            self._core.note_experts(*worst)
 
     def end_accumulation(self) -> _C.StepResult:
         """Updates now with the micro-steps that there were since the last update, for example at the end of an epoch
@@ -551,6 +556,7 @@ class Engine:
         if self._pipeline is not None:
             raise _of_pipeline("end_accumulation()")
         self._push()
+        self._note_experts()
         return self._stepped(self._core.end_accumulation())
 
     def _stepped(self, result: _C.StepResult) -> _C.StepResult:

@@ -151,6 +151,19 @@ class Layers:
         """Of each layer that noted one, on this rank."""
         return [ExpertUse(name, *use) for name, (module, _) in self.found.items() if (use := noted(module)) is not None]
 
+    def least_even(self) -> tuple[float, str, int] | None:
+        """Of this rank's tokens in the step so far: the least entropy of a layer, its name, and the choices that were
+        dropped in all layers. None before a forward."""
+        uses = []
+        for name, (module, number) in self.found.items():
+            if number > 1 and (counts := _use_of(module).step) is not None:
+                *chosen, dropped = counts.tolist()
+                uses.append(ExpertUse(name, tuple(chosen), (), dropped))
+        if not uses:
+            return None
+        worst = min(uses, key=lambda use: use.entropy)
+        return worst.entropy, worst.name, sum(use.dropped for use in uses)
+
     def everywhere(self) -> list[ExpertUse]:
         """Of the step so far, or of the last one where the next has no forward yet, on all ranks. Collective: one sum
         an axis of ranks with other tokens, of 16 (E + 1) bytes a layer and 8."""

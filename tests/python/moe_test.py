@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy as copying
+import json
 import os
 import pathlib
 import re
@@ -134,6 +135,35 @@ class MoeTest(unittest.TestCase):
             results.append([out, balance, *(one.grad for one in layer.parameters())])
         for plain, again in zip(*results, strict=True):
             self.assertTrue(torch.equal(plain, again))
+
+    def test_the_log_says_how_even_the_load_is(self) -> None:
+        """Of the micro-batches of a step, one record, without those of an evaluation."""
+        torch.manual_seed(0)
+        layers = (
+            zeroth.nn.MoE(6, nn.Linear(6, 6), num_experts=2, k=2),
+            zeroth.nn.MoE(6, nn.Linear(6, 6), num_experts=4, capacity_factor=0.5, min_capacity=1),
+        )
+        model = nn.ModuleList(layers)
+        settings = {"optimizer": {"type": "AdamW"}, "gradient_accumulation_steps": 2}
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "log.jsonl")
+            engine = zeroth.Engine(model, settings, log_level="off", json_log=str(path))
+            dropped = 0
+            for _ in range(2):
+                x = torch.randn(20, 6)
+                engine.backward(model[0](x)[0].sum() + model[1](x)[0].sum())
+                dropped += engine.moe_report()[1].dropped
+                engine.eval()
+                model[1](torch.ones(50, 6))
+                engine.train()
+                engine.step()
+            engine.close()
+            records = [json.loads(line) for line in path.read_text().splitlines()]
+        (found,) = [record for record in records if record["event"] == "experts"]
+        self.assertEqual((found["step"], found["layer"], found["dropped"]), (1, "1", dropped))
+        self.assertGreater(dropped, 0)
+        self.assertLessEqual(found["entropy"], 1.0)
+        self.assertGreater(found["entropy"], 0.9, "drops make the rest even")
 
     def test_choices_and_a_fixed_router(self) -> None:
         layer = zeroth.nn.MoE(6, nn.Linear(6, 6), num_experts=4, router="fixed", seed=3, schedule=(1, 4, 6))
