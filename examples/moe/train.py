@@ -3,6 +3,7 @@ and the ranks of the axis ep have other ones.
 
     zeroth-run -n 4 python examples/moe/train.py                          ep=2 x dp=2, ZeRO-3
     zeroth-run -n 4 python examples/moe/train.py --ep 4 --stage 1 --balance 0 --out FOLDER
+    zeroth-run -n 4 python examples/moe/train.py --experts 2,4 --residual   the second layer has more: PR-MoE
 
 Prints the loss, and how evenly the tokens are spread: 1 for the same number on each expert. FOLDER/load.csv has the
 choices of each expert, layer and step, over all ranks. FOLDER/load.png is their picture, if matplotlib is installed.
@@ -16,6 +17,7 @@ and without a balance loss some experts are left behind: 0.868, 0.601. The last 
 import argparse
 import csv
 import importlib.util
+import math
 import pathlib
 
 import torch
@@ -32,10 +34,14 @@ parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("."), help=
 parser.add_argument("--ep", type=int, default=2, help="ranks with other experts; the other ranks are dp")
 parser.add_argument("--balance", type=float, default=0.02, help="weight of the balance loss")
 parser.add_argument("--capacity", type=float, default=0.0, help="capacity factor; 0: no token is dropped")
+parser.add_argument("--experts", default="8", help="of each layer; 2,4: of the first, and of those that follow")
+parser.add_argument("--residual", action="store_true", help="each token has an expert of all tokens, too")
 parser.add_argument("--lr", type=float, default=2e-3)
-for name, default in dict(steps=60, stage=3, experts=8, batch=4, length=64, width=128, layers=2, every=20).items():
+for name, default in dict(steps=60, stage=3, batch=4, length=64, width=128, layers=2, every=20).items():
     parser.add_argument(f"--{name}", type=int, default=default)
 args = parser.parse_args()
+numbers = [int(number) for number in args.experts.split(",")]
+numbers = [numbers[min(layer, len(numbers) - 1)] for layer in range(args.layers)]
 data = b"".join(path.read_bytes() for path in sorted(args.text.rglob("*.md")))
 text = torch.frombuffer(bytearray(data), dtype=torch.uint8).unfold(0, args.length + 1, args.length).long()
 world = zeroth.World.from_environment()
@@ -44,7 +50,7 @@ world = zeroth.World.from_environment()
 class Block(nn.Module):
     """Attention of torch, then experts."""
 
-    def __init__(self) -> None:
+    def __init__(self, experts: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(args.width)
         self.attention = nn.MultiheadAttention(args.width, args.width // 32, batch_first=True)
@@ -53,7 +59,8 @@ class Block(nn.Module):
         self.experts = zeroth.nn.MoE(
             args.width,
             expert,
-            num_experts=args.experts,
+            num_experts=experts,
+            use_residual=args.residual,
             k=2,
             drop_tokens=args.capacity > 0,
             capacity_factor=args.capacity or 1.0,
@@ -74,7 +81,7 @@ class Model(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(256, args.width)
         self.places = nn.Parameter(torch.zeros(args.length, args.width))
-        self.blocks = nn.ModuleList(Block() for _ in range(args.layers))
+        self.blocks = nn.ModuleList(Block(experts) for experts in numbers)
         self.head = nn.Linear(args.width, 256)
 
     def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,7 +100,7 @@ def write(loads: list[list[list[int]]]) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     with open(args.out / "load.csv", "w", newline="") as file:
         table = csv.writer(file)
-        table.writerow(["step", "layer", *(f"expert {expert}" for expert in range(args.experts))])
+        table.writerow(["step", "layer", *(f"expert {expert}" for expert in range(max(numbers)))])
         for step, layers in enumerate(loads, 1):
             table.writerows((step, layer, *counts) for layer, counts in enumerate(layers))
     if importlib.util.find_spec("matplotlib") is None:
@@ -104,10 +111,10 @@ def write(loads: list[list[list[int]]]) -> None:
     from matplotlib import pyplot
 
     figure, plots = pyplot.subplots(1, args.layers, figsize=(5 * args.layers, 3.5), sharey=True, squeeze=False)
-    shares = torch.tensor(loads, dtype=torch.float64)
-    shares = shares / shares.sum(-1, keepdim=True)
     for layer, plot in enumerate(plots[0]):
-        plot.stackplot(range(1, len(loads) + 1), shares[:, layer].T, linewidth=0)
+        shares = torch.tensor([of_step[layer] for of_step in loads], dtype=torch.float64)
+        shares = shares / shares.sum(-1, keepdim=True)
+        plot.stackplot(range(1, len(loads) + 1), shares.T, linewidth=0)
         plot.set(xlabel="step", title=f"layer {layer}", ylim=(0, 1))
     plots[0][0].set(ylabel="part of the tokens, by expert")
     figure.tight_layout()
@@ -137,11 +144,10 @@ for step in range(1, args.steps + 1):
     loads.append([layer.load.chosen for layer in layers])  # over all ranks; the step's end begins anew
     engine.step()
     if world.rank == 0 and step % args.every == 0:
-        spread = torch.tensor(loads[-1], dtype=torch.float64)
-        parts = spread / spread.sum(-1, keepdim=True)
-        entropy = torch.special.entr(parts).sum(-1) / torch.tensor(float(args.experts), dtype=torch.float64).log()
+        spreads = [torch.tensor(load, dtype=torch.float64) for load in loads[-1]]
+        entropies = [torch.special.entr(one / one.sum()).sum().item() / math.log(max(len(one), 2)) for one in spreads]
         print(f"step {step}: loss {loss.item():.3f}, entropy of the load "
-              + ", ".join(f"{one:.3f}" for one in entropy.tolist()), flush=True)  # fmt: skip
+              + ", ".join(f"{one:.3f}" for one in entropies), flush=True)  # fmt: skip
 if world.rank == 0:
     write(loads)
     planned = sum(engine.memory_report().planned.values()) / 1e6

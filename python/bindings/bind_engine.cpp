@@ -4,6 +4,7 @@
 #include <zeroth/base/error.h>
 #include <zeroth/base/interrupt.h>
 #include <zeroth/libtorch/engine.h>
+#include <zeroth/libtorch/expert_log.h>
 #include <zeroth/libtorch/tier_preview.h>
 
 #include <ATen/core/grad_mode.h>
@@ -595,6 +596,12 @@ void bind_engine(py::module_& module) {
           "part_of_loss", [](Engine& self, const at::Tensor& term) { return self.base().part_of_loss(term); },
           py::arg("term"), NoGil())
       .def("drop_forwards", &Engine::drop_forwards, NoGil())
+      .def(
+          "note_experts",
+          [](Engine& self, double entropy, std::string layer, std::int64_t dropped) {
+            libtorch::note_experts(*self.base().runtime(), entropy, std::move(layer), dropped);
+          },
+          py::arg("entropy"), py::arg("layer"), py::arg("dropped"))
       .def(
           "gathered",
           [](Engine& self, const std::vector<at::Tensor>& parameters, int writers) {

@@ -27,6 +27,7 @@ void bind_comm(py::module_& module);         ///< Mesh and Communicator. It incl
 void bind_host_table(py::module_& module);   ///< HostRows: rows of a table in host memory; includes torch
 void bind_engine(py::module_& module);       ///< Engine and the hooks of its units
 void bind_experts(py::module_& module);      ///< tokens to their experts and back
+void bind_gate(py::module_& module);         ///< gates of experts, and their balance
 void bind_parallel(py::module_& module);     ///< what models call between ranks, with gradients
 void bind_pipeline(py::module_& module);     ///< Pipeline, and programs as text; includes torch
 void bind_transfers(py::module_& module);    ///< TransferReport and what it consists of

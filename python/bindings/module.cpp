@@ -11,6 +11,7 @@ PYBIND11_MODULE(_C, module) {
   zeroth::python::bind_comm(module);
   zeroth::python::bind_engine(module);
   zeroth::python::bind_experts(module);
+  zeroth::python::bind_gate(module);
   zeroth::python::bind_host_table(module);
   zeroth::python::bind_parallel(module);
   zeroth::python::bind_pipeline(module);

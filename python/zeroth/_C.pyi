@@ -725,6 +725,108 @@ class ExpertLoad:
     def tokens(self) -> int:
         """Of the last micro-batch, over all ranks."""
 
+class Gated:
+    """What a gate made of the tokens of a forward."""
+
+    @property
+    def experts(self) -> torch.Tensor:
+        """[T, k], before any was dropped"""
+    @property
+    def kept(self) -> torch.Tensor:
+        """[T, k]"""
+    @property
+    def weights(self) -> torch.Tensor:
+        """[T, k]"""
+    @property
+    def scores(self) -> torch.Tensor:
+        """[T, E]"""
+    @property
+    def logits(self) -> torch.Tensor:
+        """[T, E]"""
+    @property
+    def balance(self) -> torch.Tensor:
+        """A scalar; zero with balance="bias"."""
+    @property
+    def counts(self) -> torch.Tensor:
+        """[E] of int64: choices of this rank's tokens, before any was dropped"""
+    @property
+    def dropped(self) -> int:
+        """Choices of this rank's tokens beyond the capacity."""
+
+class Gate:
+    """Noise, choice, balance and capacity of a layer of experts, without its parameters. zeroth/libtorch/moe.h has the contract."""
+
+    def __init__(
+        self,
+        num_experts: int,
+        *,
+        k: int = 1,
+        score: str = "softmax",
+        renormalize: bool = True,
+        scale: float = 1.0,
+        groups: int = 1,
+        groups_kept: int = 1,
+        rule: Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] | None = None,
+        schedule: tuple[int, int, int] | None = None,
+        capacity_factor: float = 1.0,
+        eval_capacity_factor: float = 1.0,
+        min_capacity: int = 4,
+        drop_tokens: bool = True,
+        use_rts: bool = True,
+        noise: str = "none",
+        top2_2nd_expert_sampling: bool = False,
+        balance: str = "loss",
+        bias_rate: float = 1e-3,
+        seed: int = 0,
+    ) -> None: ...
+    def balance_over(self, groups: Iterable[Communicator]) -> None:
+        """Ranks with other tokens of one batch, axis by axis of the mesh."""
+    @property
+    def place(self) -> int:
+        """This rank's number among them: other ranks draw other numbers."""
+    @place.setter
+    def place(self, place: int) -> None: ...
+    def set_choices(self, choices: int) -> None:
+        """k from now on. Raises Error USAGE with a schedule."""
+    def set_capacity(self, factor: float, eval_factor: float, least: int) -> None:
+        """Of the forwards from now on."""
+    def choices(self, step: int = 0) -> int:
+        """k of a step."""
+    def forward(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        used: torch.Tensor | None = None,
+        training: bool = True,
+        number: int = 0,
+        step: int = 0,
+    ) -> Gated:
+        """x [T, D], weight [E, D], bias [E] of the choice, used [T]: False for no expert. `number`: of the forward, for what is drawn.
+        `step`: updates so far, for the schedule. Blocks: one sum of E + 1 numbers an axis of balance_over()."""
+    def begin_step(self, bias: torch.Tensor | None = None) -> None:
+        """Forgets the micro-batches so far. With balance "bias" or "both" the bias moves by their load."""
+    @staticmethod
+    def is_repeated() -> bool:
+        """True inside a backward: a forward repeats an earlier one, and keeps its number."""
+    @property
+    def load(self) -> ExpertLoad:
+        """Of the step so far."""
+
+def choices_at(step: int, steps: int, first: int, last: int) -> int:
+    """first + floor((last - first) step / steps), and `last` from step `steps` on."""
+
+def fixed_router_weight(num_experts: int, width: int, seed: int) -> torch.Tensor:
+    """[num_experts, width] of float32, uniform from -1/sqrt(width) to 1/sqrt(width), drawn from the seed."""
+
+def sequence_balance_loss(scores: torch.Tensor, experts: torch.Tensor, sequences: Sequence[int]) -> torch.Tensor:
+    """The mean over sequences of sum_i f_i P_i: f_i, E / k times the part of a sequence's choices that are expert i's; P_i, the mean part of
+    expert i in a token's scores. scores [T, E], experts [T, k]; `sequences`: lengths, T in all. DeepSeek-V3 report, eq. 17 to 20."""
+
+def update_balance_bias(bias: torch.Tensor, load: Sequence[int], rate: float) -> None:
+    """bias_i += rate * sign(mean(load) - load_i), in place; bias [E] of float32 or float64. Wang et al., 2024, algorithm 1."""
+
 def route(
     logits: torch.Tensor,
     choices: int,
@@ -1159,6 +1261,8 @@ class Engine:
     def fail_backward(self) -> None: ...
     def part_of_loss(self, term: torch.Tensor) -> torch.Tensor: ...
     def drop_forwards(self) -> None: ...
+    def note_experts(self, entropy: float, layer: str, dropped: int) -> None:
+        """For the log of the next step, on rank 0."""
     def gathered(self, parameters: Sequence[torch.Tensor], writers: int) -> Gathered:
         """`writers`: a rank, -1 for all, -2 for nobody."""
     def read_states(

@@ -140,8 +140,9 @@ class Engine:
         self._model = model
         settings = _with_rows(model, _of_layer_list(model, to_config(config), world), world)
         announce = log_level in ("debug", "info")
+        _require_ep_size(model, settings, world)
         _parallelize(model, settings, world, announce)
-        self._moe_layers = _moe_layers(model, settings, world)
+        self._moe_layers, self._experts = _moe_layers(model, settings, world)
         images = _split_images(model, settings, world, announce)
         pipelined = _pipelined(model, settings, world, announce)
         if units is not None:
@@ -542,7 +543,12 @@ class Engine:
         self._push()
         if self._stepping is not None:
             self._stepping.require_untouched()
+        self._note_experts()
         return self._stepped(self._core.step())
+
+    def _note_experts(self) -> None:
+        if self._rank == 0 and (worst := self._experts.least_even()) is not None:
+            self._core.note_experts(*worst)
 
     def end_accumulation(self) -> _C.StepResult:
         """Updates now with the micro-steps that there were since the last update, for example at the end of an epoch
@@ -554,6 +560,7 @@ class Engine:
         if self._pipeline is not None:
             raise _of_pipeline("end_accumulation()")
         self._push()
+        self._note_experts()
         return self._stepped(self._core.end_accumulation())
 
     def _stepped(self, result: _C.StepResult) -> _C.StepResult:
@@ -561,6 +568,7 @@ class Engine:
             self._steps = result.step
             for layer in self._moe_layers:
                 layer.begin_step()
+            self._experts.begin_step()
             torch.clear_autocast_cache()  # it holds casts of the old values
         if result.committed and self._stepping is not None:
             self._stepping.step()
@@ -748,10 +756,15 @@ class Engine:
         """Number of committed updates so far."""
         return self._steps
 
-    def moe_report(self) -> list[_expert_use.ExpertUse]:
+    def moe_report(self, everywhere: bool = False) -> list[_expert_use.ExpertUse]:
         """Of each layer of experts that ranks along ep share, and of each zeroth.nn.MoE: which experts this rank's
-        tokens chose in the last forward, how many rows came to this rank's experts, and what was dropped. Local."""
-        return _expert_use.report(self._model)
+        tokens chose in the last forward, how many rows came to this rank's experts, and what was dropped. Local.
+
+        `everywhere`: of each layer of experts of the model, also of those that no ranks share: the sums over all
+        micro-batches of the step and all ranks with other tokens. After step() it is the step that ended, later the one
+        that runs. Forwards in eval() are not counted. Collective, of all ranks: one sum an axis of the mesh with other
+        tokens, of 16 (experts + 1) bytes a layer."""
+        return self._experts.everywhere() if everywhere else self._experts.last_forward()
 
     def memory_report(self) -> _C.MemoryReport:
         """Memory of this rank in bytes, by state: planned, and measured at the peak. Local; reads smaps, so it is
@@ -1020,6 +1033,7 @@ class Engine:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._experts.forget(self._model)
         _owned.difference_update(map(id, self._parameters))
         gives_back = keep_parameters and bool(self._parameters)
         self._parameters.clear()
@@ -1185,17 +1199,41 @@ def _parallelize(model: nn.Module, config: _C.Config, world: _C.World, announce:
             print(done, file=sys.stderr, flush=True)
 
 
-def _moe_layers(model: nn.Module, config: _C.Config, world: _C.World) -> list[Any]:
-    """Those with a router of this package. Their balance is from now on over all ranks that have other tokens."""
+def _require_ep_size(model: nn.Module, config: _C.Config, world: _C.World) -> None:
+    from zeroth.nn.moe import MoE  # it needs what this module needs
+
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, MoE)}
+    if not layers:
+        return
+    ranks = config.mesh(world.size).get("ep", 1)
+    for name, layer in layers.items():
+        if layer.ep_size is not None and layer.ep_size != ranks:
+            raise _C.make_error(
+                "USAGE",
+                "a layer of experts names another number of ranks than the mesh",
+                where="nn.moe",
+                who=f"rank {world.rank}/{world.size}",
+                which=f"{name or type(model).__name__}: MoE(ep_size)",
+                expected=f"ep_size={ranks}, which is /zeroth/mesh/ep, or none",
+                got=f"ep_size={layer.ep_size}",
+                hint=f'leave ep_size out, or set {{"zeroth": {{"mesh": {{"ep": {layer.ep_size}}}}}}}',
+            )
+
+
+def _moe_layers(model: nn.Module, config: _C.Config, world: _C.World) -> tuple[list[Any], _expert_use.Layers]:
+    """The layers with a router of this package, and all layers of experts. Their balance is from now on over all ranks that have
+    other tokens."""
     from zeroth.nn.mixlora import MixLora  # they need what this module needs
     from zeroth.nn.moe import MoE
 
     layers = [module for module in model.modules() if isinstance(module, MoE | MixLora)]
-    if layers and world.size > 1:
+    groups: tuple[_C.Communicator, ...] = ()
+    if world.size > 1 and any(hasattr(module, "num_experts") for module in model.modules()):
         mesh = world.mesh(config.mesh(world.size), config)
+        groups = _expert_use.groups_of(mesh)
         for layer in layers:
             layer.balance_over(mesh)
-    return layers
+    return layers, _expert_use.Layers(model, groups)
 
 
 def _with_rows(model: nn.Module, config: _C.Config, world: _C.World) -> _C.Config:

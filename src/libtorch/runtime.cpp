@@ -13,6 +13,7 @@
 #include <zeroth/base/text.h>
 #include <zeroth/engine/settings.h>
 #include <zeroth/engine/tier_preview.h>
+#include <zeroth/libtorch/expert_log.h>
 #include <zeroth/libtorch/tier_preview.h>
 
 #include <ATen/core/grad_mode.h>
@@ -815,6 +816,10 @@ StepResult Runtime::end_step(StepEnd which) {
   if (result.boundary && step_shares_buffers()) share_statistics();
   if (result.boundary && core_->rank() == 0) step_log_.report(result);
   return result;
+}
+
+void note_experts(Runtime& runtime, double entropy, std::string layer, std::int64_t dropped) {
+  runtime.note_experts(entropy, std::move(layer), dropped);
 }
 
 MemoryReport Runtime::memory_report() const {

@@ -183,6 +183,10 @@ class Runtime final : public ValueSource, public std::enable_shared_from_this<Ru
   }
   [[nodiscard]] const Config& config() const { return config_; }
   [[nodiscard]] MemoryReport memory_report() const;
+  /// See StepLog.
+  void note_experts(double entropy, std::string layer, std::int64_t dropped) {
+    step_log_.note_experts(entropy, std::move(layer), dropped);
+  }
   [[nodiscard]] c10::Device device() const { return slots_.device(); }
   /// The units that hold these parameters, in order, each once. Throws kUsage for another tensor.
   [[nodiscard]] std::vector<int> units_of(const std::vector<at::Tensor>& parameters) const;

@@ -39,6 +39,7 @@ TO_BE_WRITTEN = {
     "docs/how-to-add-a-backend.md": {"src/comm/decorators/traced_backend.cpp"},
     "docs/how-to-add-a-kernel.md": {"csrc/kernels/scale/scale_math.h"},
     "docs/how-to-add-a-reduction.md": {"src/zero/reductions/rounded.cpp"},
+    "docs/how-to-add-a-router.md": {"src/libtorch/experts/top_p.cpp"},
     "docs/how-to-add-a-schedule.md": {"src/program/schedules/breadth_first.cpp"},
 }
 

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import copy as copying
+import json
+import os
 import pathlib
 import re
+import subprocess
 import tempfile
 import unittest
+from typing import Any
 
 import job
 import tier
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 import zeroth
 import zeroth.nn
 from zeroth.ckpt.command import main
+
+
+class Gated(nn.Module):
+    """The experts of zeroth::libtorch::GatedExperts."""
+
+    def __init__(self, num_experts: int, width: int, hidden: int) -> None:
+        super().__init__()
+        self.gate_up = nn.Parameter(torch.randn(num_experts, 2 * hidden, width))
+        self.down = nn.Parameter(torch.randn(num_experts, width, hidden))
+
+    def forward(self, tokens: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        exchange = zeroth.nn.TokenExchange(experts, len(self.down))
+        gate, up = zeroth.nn.grouped_linear(exchange.send(tokens), self.gate_up, None, exchange.rows).chunk(2, -1)
+        hidden = nn.functional.silu(gate) * up
+        return exchange.bring(zeroth.nn.grouped_linear(hidden, self.down, None, exchange.rows), weights)
 
 
 class MoeTest(unittest.TestCase):
@@ -45,6 +66,122 @@ class MoeTest(unittest.TestCase):
         self.assertAlmostEqual(losses[2, 0.05], losses[4, 0.05], delta=0.01)
         self.assertLess(losses[2, 0.05], 4.0)
         self.assertGreater(entropies[2, 0.05], entropies[2, 0.0])
+
+    def test_the_example_is_a_pyramid(self) -> None:
+        """Two experts, then four, and a residual one in each layer."""
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = ["--experts", "2,4", "--residual", "--steps", "2", "--every", "2", "--width", "32"]
+            done = job.run(2, "../../examples/moe/train.py", *arguments, "--out", folder)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            table = pathlib.Path(folder, "load.csv").read_text().splitlines()
+        self.assertEqual([len(row.split(",")) for row in table], [6, 4, 6, 4, 6])
+        self.assertIn("step 2: loss", done.stdout)
+
+    def test_a_layer_of_cpp_has_the_same_bits(self) -> None:
+        """Outputs, losses, biases and gradients of three steps, with noise, drops, residual and shared experts."""
+        torch.manual_seed(0)
+        torch.set_num_threads(1)
+        layer = zeroth.nn.MoE(
+            6,
+            nn.Linear(6, 6),
+            num_experts=4,
+            k=2,
+            capacity_factor=0.6,
+            min_capacity=1,
+            use_residual=True,
+            noisy_gate_policy="Jitter",
+            seed=11,
+            scale=1.5,
+            balance="both",
+            balance_rate=0.05,
+            shared_expert=nn.Linear(6, 6),
+        )
+        layer.experts = Gated(4, 6, 5)  # type: ignore[assignment]
+        x = torch.randn(3, 20, 6)
+        with tempfile.TemporaryDirectory() as folder:
+            given, made = pathlib.Path(folder, "in.pt"), pathlib.Path(folder, "out.pt")
+            torch.save({"x": x, **{name: one.detach() for name, one in layer.named_parameters()}}, given)
+            program = pathlib.Path(os.environ["ZEROTH_BUILD"], "tests/python/moe_program")
+            subprocess.run([program, given, made], check=True, timeout=120)
+            expected = torch.load(made, weights_only=False)  # of TorchScript
+        got: dict[str, torch.Tensor] = {}
+        for step in range(3):
+            out, balance, counts = layer(x[step])
+            (out.square().sum() + balance).backward()
+            layer.begin_step()
+            bias = layer.balance_bias.clone()
+            got |= {f"out.{step}": out, f"balance.{step}": balance, f"counts.{step}": counts, f"bias.{step}": bias}
+        got |= {f"gradient of {name}": one.grad for name, one in layer.named_parameters() if one.grad is not None}
+        self.assertEqual(got.keys(), set(expected))
+        for name, value in got.items():
+            self.assertTrue(torch.equal(value, expected[name]), name)
+
+    def test_a_checkpointed_forward_repeats_its_draws(self) -> None:
+        x = torch.randn(24, 6, generator=torch.Generator().manual_seed(1))
+        results = []
+        for repeated in (False, True):
+            torch.manual_seed(0)
+            arguments: dict[str, Any] = {"k": 1, "noisy_gate_policy": "RSample", "min_capacity": 2}
+            layer = zeroth.nn.MoE(6, nn.Linear(6, 6), num_experts=4, **arguments)
+            for step in range(2):
+                if repeated:
+                    out, balance, _ = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+                else:
+                    out, balance, _ = layer(x)
+                (out.square().sum() + balance).backward()
+                self.assertEqual(sum(layer.load.chosen), 24, "a repeated forward is not counted")
+                self.assertEqual(int(layer.forwards), step + 1)
+                layer.begin_step()
+            results.append([out, balance, *(one.grad for one in layer.parameters())])
+        for plain, again in zip(*results, strict=True):
+            self.assertTrue(torch.equal(plain, again))
+
+    def test_the_log_says_how_even_the_load_is(self) -> None:
+        """Of the micro-batches of a step, one record, without those of an evaluation."""
+        torch.manual_seed(0)
+        layers = (
+            zeroth.nn.MoE(6, nn.Linear(6, 6), num_experts=2, k=2),
+            zeroth.nn.MoE(6, nn.Linear(6, 6), num_experts=4, capacity_factor=0.5, min_capacity=1),
+        )
+        model = nn.ModuleList(layers)
+        settings = {"optimizer": {"type": "AdamW"}, "gradient_accumulation_steps": 2}
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "log.jsonl")
+            engine = zeroth.Engine(model, settings, log_level="off", json_log=str(path))
+            dropped = 0
+            for _ in range(2):
+                x = torch.randn(20, 6)
+                engine.backward(model[0](x)[0].sum() + model[1](x)[0].sum())
+                dropped += engine.moe_report()[1].dropped
+                engine.eval()
+                model[1](torch.ones(50, 6))
+                engine.train()
+                engine.step()
+            engine.close()
+            records = [json.loads(line) for line in path.read_text().splitlines()]
+        (found,) = [record for record in records if record["event"] == "experts"]
+        self.assertEqual((found["step"], found["layer"], found["dropped"]), (1, "1", dropped))
+        self.assertGreater(dropped, 0)
+        self.assertLessEqual(found["entropy"], 1.0)
+        self.assertGreater(found["entropy"], 0.9, "drops make the rest even")
+
+    def test_choices_and_a_fixed_router(self) -> None:
+        layer = zeroth.nn.MoE(6, nn.Linear(6, 6), num_experts=4, router="fixed", seed=3, schedule=(1, 4, 6))
+        again = zeroth.nn.MoE(6, nn.Linear(6, 6), num_experts=4, router="fixed", seed=3)
+        self.assertTrue(torch.equal(layer.gate.weight, again.gate.weight))
+        self.assertFalse(layer.gate.weight.requires_grad)
+        self.assertEqual([zeroth.nn.choices_at(step, 6, 1, 4) for step in (0, 1, 2, 5, 6, 7)], [1, 1, 2, 3, 4, 4])
+        for _ in range(2):
+            layer.begin_step()
+        self.assertEqual(layer.k, 2)
+        copy = zeroth.nn.MoE(6, nn.Linear(6, 6), num_experts=4, router="fixed", schedule=(1, 4, 6))
+        copy.load_state_dict(layer.state_dict())
+        self.assertEqual(copy.k, 2)
+        with self.assertRaisesRegex(zeroth.Error, "schedule"):
+            layer.set_choices(3)
+        again.set_choices(3)
+        again = copying.deepcopy(again)
+        self.assertEqual(int(again(torch.randn(5, 6))[2].sum()), 15)
 
     def test_experts_are_their_modules(self) -> None:
         torch.manual_seed(0)
@@ -127,6 +264,19 @@ class MoeTest(unittest.TestCase):
         ):
             with self.assertRaisesRegex(ValueError, words):
                 zeroth.nn.MoE(6, nn.Linear(6, 6), **arguments)  # type: ignore[arg-type]
+        with self.assertWarnsRegex(UserWarning, "use_tutel has no effect"):
+            zeroth.nn.MoE(6, nn.Linear(6, 6), use_tutel=True)
+        with self.assertRaisesRegex(NotImplementedError, "enable_expert_tensor_parallelism"):
+            zeroth.nn.MoE(6, nn.Linear(6, 6), enable_expert_tensor_parallelism=True)
+        with self.assertRaisesRegex(zeroth.Error, "softmax"):
+            zeroth.nn.MoE(6, nn.Linear(6, 6), num_experts=4, score="sigmoid", noisy_gate_policy="RSample")
+        with self.assertRaisesRegex(ValueError, "router"):
+            zeroth.nn.MoE(6, nn.Linear(6, 6), router="loud")  # type: ignore[arg-type]
+        layer = nn.Sequential(zeroth.nn.MoE(6, nn.Linear(6, 6), num_experts=2, ep_size=2))
+        with self.assertRaisesRegex(zeroth.Error, r"0: MoE\(ep_size\).*ep_size=2"):
+            zeroth.Engine(layer, {"optimizer": {"type": "AdamW"}}, log_level="error")
+        with self.assertRaisesRegex(zeroth.Error, "e_score_correction_bias"):
+            zeroth.nn.update_balance_bias(nn.Linear(2, 2))
         with self.assertRaisesRegex(ValueError, "buffers"):
             zeroth.nn.Experts(nn.BatchNorm1d(6), 2)
         with self.assertRaisesRegex(ValueError, "MoE with ep_size"):

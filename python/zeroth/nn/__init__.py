@@ -3,12 +3,15 @@
 from zeroth._C import (
     ExpertLoad,
     TokenExchange,
+    choices_at,
     expert_capacity,
     grouped_linear,
     keep_within,
     route,
     router_z_loss,
+    sequence_balance_loss,
 )
+from zeroth.nn.balance import update_balance_bias
 from zeroth.nn.experts import Experts, listed_state, stack_experts, stacked_state
 from zeroth.nn.mixlora import MixLora, add_mixlora
 from zeroth.nn.moe import MoE
@@ -24,6 +27,7 @@ __all__ = [
     "TaskShares",
     "TokenExchange",
     "add_mixlora",
+    "choices_at",
     "expert_capacity",
     "grouped_linear",
     "keep_calls",
@@ -31,7 +35,9 @@ __all__ = [
     "listed_state",
     "route",
     "router_z_loss",
+    "sequence_balance_loss",
     "share_tasks",
     "stack_experts",
     "stacked_state",
+    "update_balance_bias",
 ]
