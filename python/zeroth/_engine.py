@@ -1221,8 +1221,8 @@ def _require_ep_size(model: nn.Module, config: _C.Config, world: _C.World) -> No
 
 
 def _moe_layers(model: nn.Module, config: _C.Config, world: _C.World) -> tuple[list[Any], _expert_use.Layers]:
-    """The layers with a router of this package, and all layers of experts. Their balance is from now on over all ranks that have
-    other tokens."""
+    """The layers with a router of this package, and all layers of experts. Their balance is from now on over all ranks
+    that have other tokens."""
     from zeroth.nn.mixlora import MixLora  # they need what this module needs
     from zeroth.nn.moe import MoE
 
