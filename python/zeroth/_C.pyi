@@ -667,6 +667,13 @@ def keep_within(
 def router_z_loss(logits: torch.Tensor) -> torch.Tensor:
     """The mean over tokens of logsumexp(logits)^2; logits [T, E]."""
 
+class ExpertMatrices:
+    """The matrices [experts, out, in] and biases [experts, out] of experts for one forward in which each expert has one product. Their
+    gradients are written where they stay in those of the stacks."""
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None: ...
+    def linear(self, x: torch.Tensor, expert: int) -> torch.Tensor:
+        """x [rows, in] times the matrix of one expert, plus its bias."""
+
 def expert_parts(stacked: torch.Tensor) -> list[torch.Tensor]:
     """unbind() of a stack [experts, ...], whose gradient is filled as those of the parts come."""
 

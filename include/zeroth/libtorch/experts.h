@@ -29,6 +29,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -85,6 +86,23 @@ class TokenExchange {
 /// gradients come, so that those of all parts are not held twice. A part without a gradient has zeros. A backward of
 /// all its parts at a time.
 [[nodiscard]] std::vector<at::Tensor> expert_parts(const at::Tensor& stacked);
+
+/// The matrices of experts for one forward in which each expert has one product. Gradients are written where they stay
+/// in the gradients of the stacks: no copies, and expert after expert in memory that the caches hold.
+class ExpertMatrices {
+ public:
+  /// weight: [experts, out, in]; bias: [experts, out] or undefined.
+  ExpertMatrices(const at::Tensor& weight, const at::Tensor& bias);
+  /// x [rows, in] times the matrix of one expert, plus its bias: [rows, out]. Throws kUsage for a second product of an
+  /// expert. A gradient of its gradient is that of torch's products.
+  [[nodiscard]] at::Tensor linear(const at::Tensor& x, std::int64_t expert);
+
+ private:
+  struct Parts;
+  std::shared_ptr<Parts> weights_{};
+  std::shared_ptr<Parts> biases_{};
+  std::vector<bool> used_{};
+};
 
 /// Experts of the form down(silu(gate(x)) * up(x)). Ref: Shazeer, "GLU Variants Improve Transformer", 2020, eq. 6;
 /// Jiang et al., "Mixtral of Experts", 2024, section 2.1.

@@ -6,7 +6,6 @@ from collections.abc import Callable
 import torch
 from torch import nn
 from torch.func import functional_call
-from torch.nn import functional
 
 from zeroth import _C
 
@@ -50,25 +49,32 @@ class Experts(nn.Module):
 
     def of_rows(self, x: torch.Tensor, rows: list[int]) -> torch.Tensor:
         """x [R, D]: rows[0] rows of expert 0, then those of expert 1, ...; returns [R, D']."""
+        if self._steps:
+            steps = [self._of_all(*step) for step in self._steps]
+            return torch.cat([_stack(part, expert, steps) for expert, part in enumerate(x.split(rows))])
         parts = {name: _C.expert_parts(self.get_parameter(stacked)) for name, stacked in self._names.items()}
         self._template.train(self.training)
         results = []
         for expert, part in enumerate(x.split(rows)):
             own = {name: of_experts[expert] for name, of_experts in parts.items()}
-            results.append(self._stack(part, own) if self._steps else functional_call(self._template, own, (part,)))
+            results.append(functional_call(self._template, own, (part,)))
         return torch.cat(results)
 
-    def _stack(self, x: torch.Tensor, own: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The rows of one expert whose modules are known: functional_call() without its work for each call."""
-        for prefix, module in self._steps:
-            if isinstance(module, nn.Linear):
-                x = functional.linear(x, own[prefix + "weight"], own.get(prefix + "bias"))
-            else:
-                x = module(x)
-        return x
+    def _of_all(self, prefix: str, module: nn.Module) -> nn.Module | _C.ExpertMatrices:
+        if not isinstance(module, nn.Linear):
+            return module
+        bias = None if module.bias is None else self.get_parameter(self._names[prefix + "bias"])
+        return _C.ExpertMatrices(self.get_parameter(self._names[prefix + "weight"]), bias)
 
     def extra_repr(self) -> str:
         return f"num_experts={self.num_experts}, expert={type(self._template).__name__}"
+
+
+def _stack(x: torch.Tensor, expert: int, steps: list[nn.Module | _C.ExpertMatrices]) -> torch.Tensor:
+    """What functional_call() does for a stack, without its work for each call, and with gradients in their place."""
+    for step in steps:
+        x = step.linear(x, expert) if isinstance(step, _C.ExpertMatrices) else step(x)
+    return x
 
 
 # Of each element alone, without a draw.

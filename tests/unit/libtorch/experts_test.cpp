@@ -246,6 +246,44 @@ TEST(Experts, PartsOfAStackFillOneGradient) {
   EXPECT_TRUE(torch::equal(held, before));
 }
 
+TEST(Experts, ProductsOfExpertsFillOneGradient) {
+  const Tensor weight = numbers({3, 2, 4}, 1).requires_grad_();
+  const Tensor bias = numbers({3, 2}, 2).requires_grad_();
+  const Tensor x = numbers({5, 4}, 3).requires_grad_();
+  for (const bool biased : {true, false}) {
+    const auto loss_of = [&](bool placed) {  // expert 1 has no row, expert 0 two
+      libtorch::ExpertMatrices matrices(weight, biased ? bias : Tensor());
+      std::vector<Tensor> rows;
+      std::int64_t first = 0;
+      for (const auto& [expert, count] : {std::pair<std::int64_t, std::int64_t>{0, 2}, {1, 0}, {2, 3}}) {
+        const Tensor part = x.narrow(0, first, count);
+        const Tensor plain = part.matmul(weight[expert].t());
+        rows.push_back(placed ? matrices.linear(part, expert) : (biased ? plain + bias[expert] : plain));
+        first += count;
+      }
+      return torch::cat(rows).pow(3).sum();
+    };
+    const std::vector<Tensor> inputs = biased ? std::vector<Tensor>{x, weight, bias} : std::vector<Tensor>{x, weight};
+    const Tensor loss = loss_of(true);
+    const auto wanted = torch::autograd::grad({loss_of(false)}, inputs);
+    for (const bool keeps : {true, false}) {
+      const auto got = torch::autograd::grad({loss}, inputs, {}, keeps);
+      for (std::size_t at = 0; at < inputs.size(); ++at)
+        require_near(got[at] / wanted[at].abs().max(), wanted[at] / wanted[at].abs().max(), "gradient");
+    }
+    const auto twice = [&](bool placed) {
+      const auto first = torch::autograd::grad({loss_of(placed)}, inputs, {}, true, /*create_graph=*/true);
+      return torch::autograd::grad({first[0].square().sum() + first[1].square().sum()}, {weight})[0];
+    };
+    const Tensor second = twice(false);
+    require_near(twice(true) / second.abs().max(), second / second.abs().max(), "second gradient");
+  }
+  libtorch::ExpertMatrices matrices(weight, bias);
+  (void)matrices.linear(x, 1);
+  EXPECT_NE(error_of(ErrorCode::kUsage, [&] { (void)matrices.linear(x, 1); }).find("a second one"), std::string::npos);
+  EXPECT_NE(error_of(ErrorCode::kUsage, [&] { (void)matrices.linear(x, 3); }).find("0 to 2"), std::string::npos);
+}
+
 TEST(Experts, BadInputIsRefusedByName) {
   const auto message = [](const std::function<void()>& call) { return error_of(ErrorCode::kUsage, call); };
   const Tensor choices = torch::zeros({3, 2}, torch::kLong);
