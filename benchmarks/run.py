@@ -283,7 +283,7 @@ RUNS = [
             minutes=minutes,
             on_demand=True,
         )
-        for ranks, width, minutes in ((1, 256, 0.5), (1, 1024, 3), (2, 256, 0.5), (2, 1024, 3))
+        for ranks, width, minutes in ((1, 256, 0.5), (1, 1024, 3), (2, 256, 0.5), (2, 512, 1))
     ),
     Run(name="moe-kernels", command="{build}/benchmarks/moe_bench", quick="--seconds 0.02", minutes=0.5),
 ]
