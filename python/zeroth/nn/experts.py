@@ -20,6 +20,9 @@ class Experts(nn.Module):
     expert has its values; the others are drawn anew by reset_parameters() of its modules, or by `draw(expert)`, which
     sets the values of a copy in place."""
 
+    _template: nn.Module
+    _steps: list[tuple[str, nn.Module]]
+
     def __init__(self, expert: nn.Module, num_experts: int, draw: Callable[[nn.Module], None] | None = None) -> None:
         super().__init__()
         if next(expert.buffers(), None) is not None:
@@ -38,8 +41,9 @@ class Experts(nn.Module):
             self.register_parameter(name.replace(".", "__"), nn.Parameter(stacked, parameter.requires_grad))
         self._names = {name: name.replace(".", "__") for name in of_each[0]}
         # No submodule: it has no parameters of its own.
-        object.__setattr__(self, "_template", copy.deepcopy(expert).to("meta"))
-        object.__setattr__(self, "_steps", _stack_of(self._template))
+        template = copy.deepcopy(expert).to("meta")
+        object.__setattr__(self, "_template", template)
+        object.__setattr__(self, "_steps", _stack_of(template))
 
     def forward(self, tokens: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """tokens [T, D]; experts [T, k], from 0 to num_experts - 1, or -1 for none; weights [T, k]. Returns [T, D']:
@@ -51,11 +55,11 @@ class Experts(nn.Module):
         """x [R, D]: rows[0] rows of expert 0, then those of expert 1, ...; returns [R, D']."""
         if self._steps:
             steps = [self._of_all(*step) for step in self._steps]
-            return torch.cat([_stack(part, expert, steps) for expert, part in enumerate(x.split(rows))])
+            return torch.cat([_stack(part, expert, steps) for expert, part in enumerate(torch.split(x, rows))])
         parts = {name: _C.expert_parts(self.get_parameter(stacked)) for name, stacked in self._names.items()}
         self._template.train(self.training)
         results = []
-        for expert, part in enumerate(x.split(rows)):
+        for expert, part in enumerate(torch.split(x, rows)):
             own = {name: of_experts[expert] for name, of_experts in parts.items()}
             results.append(functional_call(self._template, own, (part,)))
         return torch.cat(results)
