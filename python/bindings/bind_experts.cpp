@@ -111,7 +111,10 @@ void bind_experts(py::module_& module) {
            py::arg("weight"), py::arg("bias"))
       .def("linear", &ExpertMatrices::linear, py::arg("x"), py::arg("expert"),
            py::call_guard<py::gil_scoped_release>());
-  module.def("expert_parts", &libtorch::expert_parts, py::arg("stacked"), py::call_guard<py::gil_scoped_release>());
+  using libtorch::ExpertParts;
+  py::class_<ExpertParts>(module, "ExpertParts")
+      .def(py::init<const at::Tensor&>(), py::arg("stacked"))
+      .def("part", &ExpertParts::part, py::arg("expert"), py::call_guard<py::gil_scoped_release>());
   module.def(
       "grouped_linear",
       [](const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,

@@ -674,8 +674,10 @@ class ExpertMatrices:
     def linear(self, x: torch.Tensor, expert: int) -> torch.Tensor:
         """x [rows, in] times the matrix of one expert, plus its bias."""
 
-def expert_parts(stacked: torch.Tensor) -> list[torch.Tensor]:
-    """unbind() of a stack [experts, ...], whose gradient is filled as those of the parts come."""
+class ExpertParts:
+    """The parts of a stack [experts, ...] for one forward, whose gradient is filled as those of the parts come."""
+    def __init__(self, stacked: torch.Tensor) -> None: ...
+    def part(self, expert: int) -> torch.Tensor: ...
 
 def grouped_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rows: Sequence[int]

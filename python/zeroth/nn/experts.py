@@ -56,11 +56,11 @@ class Experts(nn.Module):
         if self._steps:
             steps = [self._of_all(*step) for step in self._steps]
             return torch.cat([_stack(part, expert, steps) for expert, part in enumerate(torch.split(x, rows))])
-        parts = {name: _C.expert_parts(self.get_parameter(stacked)) for name, stacked in self._names.items()}
+        parts = {name: _C.ExpertParts(self.get_parameter(stacked)) for name, stacked in self._names.items()}
         self._template.train(self.training)
         results = []
         for expert, part in enumerate(torch.split(x, rows)):
-            own = {name: of_experts[expert] for name, of_experts in parts.items()}
+            own = {name: of_experts.part(expert) for name, of_experts in parts.items()}
             results.append(functional_call(self._template, own, (part,)))
         return torch.cat(results)
 

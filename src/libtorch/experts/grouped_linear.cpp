@@ -234,11 +234,13 @@ class PlacedProduct : public torch::autograd::Function<PlacedProduct> {
 
 }  // namespace
 
-struct ExpertMatrices::Parts {
+/// A stack in parts, and where their gradients go; no parts of an undefined one.
+struct StackedParts {
   std::vector<at::Tensor> parts{};
   c10::intrusive_ptr<PartGradients> gradients = c10::make_intrusive<PartGradients>();
+  std::vector<at::Tensor> placed{};
 
-  explicit Parts(const at::Tensor& stacked) {
+  explicit StackedParts(const at::Tensor& stacked) {
     if (!stacked.defined()) return;
     gradients->sizes = stacked.sizes().vec();
     const bool has_gradient = stacked.requires_grad() && at::GradMode::is_enabled();
@@ -253,8 +255,8 @@ ExpertMatrices::ExpertMatrices(const at::Tensor& weight, const at::Tensor& bias)
   if (bias.defined() && (bias.dim() != 2 || bias.size(0) != weight.size(0) || bias.size(1) != weight.size(1)))
     refuse_experts("", "bias", "this is not the bias of the experts",
                    c10::str("[", weight.size(0), ", ", weight.size(1), "]"), c10::str(bias.sizes()));
-  weights_ = std::make_shared<Parts>(weight);
-  biases_ = std::make_shared<Parts>(bias);
+  weights_ = std::make_shared<StackedParts>(weight);
+  biases_ = std::make_shared<StackedParts>(bias);
   used_.assign(static_cast<std::size_t>(weight.size(0)), false);
 }
 
@@ -277,17 +279,25 @@ at::Tensor ExpertMatrices::linear(const at::Tensor& x, std::int64_t expert) {
   return PlacedProduct::apply(x, matrix, bias, expert, weights_->gradients, biases_->gradients);
 }
 
-std::vector<at::Tensor> expert_parts(const at::Tensor& stacked) {
+ExpertParts::ExpertParts(const at::Tensor& stacked) {
   if (!stacked.defined() || stacked.dim() < 1)
     refuse_experts("", "stacked", "this is no stack of parts", "[experts, ...]",
                    stacked.defined() ? c10::str(stacked.sizes()) : "an undefined tensor");
-  if (!stacked.requires_grad() || !at::GradMode::is_enabled()) return stacked.unbind();
-  const auto gradients = c10::make_intrusive<PartGradients>();
-  gradients->sizes = stacked.sizes().vec();
-  std::vector<at::Tensor> parts = StackParts::apply(stacked, gradients);
-  for (std::size_t number = 0; number < parts.size(); ++number)
-    parts[number] = PlacedPart::apply(parts[number], static_cast<std::int64_t>(number), gradients);
-  return parts;
+  stack_ = std::make_shared<StackedParts>(stacked);
+  stack_->placed.resize(stack_->parts.size());
+}
+
+at::Tensor ExpertParts::part(std::int64_t expert) {
+  if (expert < 0 || expert >= static_cast<std::int64_t>(stack_->parts.size()))
+    refuse_experts("", "expert", "there is no such expert", c10::str("0 to ", stack_->parts.size() - 1),
+                   c10::str(expert));
+  const auto at = static_cast<std::size_t>(expert);
+  at::Tensor& placed = stack_->placed[at];  // one node a part: two would write to one place
+  if (!placed.defined()) {
+    const at::Tensor& part = stack_->parts[at];
+    placed = part.requires_grad() ? PlacedPart::apply(part, expert, stack_->gradients) : part;
+  }
+  return placed;
 }
 
 at::Tensor grouped_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,

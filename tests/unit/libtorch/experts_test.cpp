@@ -223,11 +223,16 @@ TEST(Experts, AFewRowsOfManyGoThroughTheirMatrices) {
 TEST(Experts, PartsOfAStackFillOneGradient) {
   const Tensor stacked = numbers({3, 2, 4}, 1).requires_grad_();
   const Tensor factors = numbers({3, 2, 4}, 2);
+  const auto parts_of = [](const Tensor& whole) {
+    libtorch::ExpertParts stack(whole);
+    EXPECT_TRUE(stack.part(0).is_same(stack.part(0)));
+    return std::vector<Tensor>{stack.part(0), stack.part(1), stack.part(2)};
+  };
   const auto loss_of = [&](const std::vector<Tensor>& parts) {  // part 1 is not used, part 2 twice
     return (parts[0] * factors[0]).sum() + (parts[2].square() * factors[2]).sum() + parts[2].sum();
   };
   for (int backward = 0; backward < 2; ++backward) {  // nothing is left of the first
-    const std::vector<Tensor> parts = libtorch::expert_parts(stacked);
+    const std::vector<Tensor> parts = parts_of(stacked);
     EXPECT_EQ(parts[1].data_ptr(), stacked[1].data_ptr());
     const Tensor loss = loss_of(parts);
     const Tensor wanted = torch::autograd::grad({loss_of(stacked.unbind())}, {stacked})[0];
@@ -238,12 +243,15 @@ TEST(Experts, PartsOfAStackFillOneGradient) {
     const Tensor first = torch::autograd::grad({loss_of(parts)}, {stacked}, {}, true, /*create_graph=*/true)[0];
     return torch::autograd::grad({first.pow(3).sum()}, {stacked})[0];
   };
-  require_near(twice(libtorch::expert_parts(stacked)), twice(stacked.unbind()), "second gradient");
+  require_near(twice(parts_of(stacked)), twice(stacked.unbind()), "second gradient");
   // The gradients of parts that others hold are their own: the next backward does not write to them.
-  const Tensor held = torch::autograd::grad({loss_of(libtorch::expert_parts(stacked))}, {stacked})[0];
+  const Tensor held = torch::autograd::grad({loss_of(parts_of(stacked))}, {stacked})[0];
   const Tensor before = held.clone();
-  (void)torch::autograd::grad({2 * loss_of(libtorch::expert_parts(stacked))}, {stacked});
+  (void)torch::autograd::grad({2 * loss_of(parts_of(stacked))}, {stacked});
   EXPECT_TRUE(torch::equal(held, before));
+  EXPECT_FALSE(parts_of(stacked.detach())[0].requires_grad());
+  libtorch::ExpertParts parts(stacked);
+  EXPECT_NE(error_of(ErrorCode::kUsage, [&] { (void)parts.part(3); }).find("0 to 2"), std::string::npos);
 }
 
 TEST(Experts, ProductsOfExpertsFillOneGradient) {
