@@ -274,6 +274,17 @@ RUNS = [
     ),
     Run(name="compress", command="{build}/benchmarks/compress_bench", quick="--seconds 0.02", minutes=1),
     Run(name="memory-copies", command="{build}/benchmarks/memory_bench", quick="--seconds 0.02", minutes=1),
+    *(
+        Run(
+            name=f"moe-layer-{ranks}-{width}",
+            command=f"{{python}} {{root}}/benchmarks/moe/layer.py --ranks {ranks} --width {width} --build {{build}} "
+            "--python {python}",
+            quick="--cycles 1 --tokens 64 --width 32",
+            minutes=minutes,
+            on_demand=True,
+        )
+        for ranks, width, minutes in ((1, 256, 0.5), (1, 1024, 3), (2, 256, 0.5), (2, 512, 1))
+    ),
     Run(name="moe-kernels", command="{build}/benchmarks/moe_bench", quick="--seconds 0.02", minutes=0.5),
 ]
 

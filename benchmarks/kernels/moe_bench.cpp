@@ -1,8 +1,9 @@
 // Router, dispatch and permutation of a mixture of experts on one core, beside a copy of as many bytes.
 //
 // Rows are of 4 tokens' experts each (k = 4), of arrays beyond the caches. A rate counts the bytes that have to be read
-// and written, each once (`read`: a sum of words in their order): of permute and unpermute one row for each slot on both sides, of the router its logits. Each
-// ratio is of two calls of the same round, one after the other.
+// and written, each once: of permute and unpermute one row for each slot on both sides, of the router its logits;
+// `read` is a sum of words in their order, the limit of what reads more than it writes. Each ratio is of two calls of
+// the same round, one after the other.
 //
 // Run: moe_bench [--seconds S] [--width FLOATS] [--json FILE]
 #include "kernels/bench_support.h"

@@ -9,7 +9,8 @@ router and experts for all. "own forward": an expert of which only the forward i
 zeroth.nn.Experts computes together. "capacity": an expert takes 1.25 times its share. With 2 ranks experts are shared
 over them (ep = 2); the loop has no such form. The layers take turns in one run, and each ratio is of one turn. Peak
 bytes are those of torch's allocator in a step, above what the layer holds before it (support/live_bytes.py), gradients
-included. Received bytes are those of a step's exchanges of tokens.
+included; peak resident is what of the process was in memory, which leaves out pages that nobody has touched yet.
+Received bytes are those of a step's exchanges of tokens.
 
 DeepSpeed is looked for where links/to_loss.py installs it, build/links-site. Plain Python 3.
 """
@@ -79,9 +80,10 @@ def main() -> None:
             if name.startswith("zeroth") and not peer.startswith("zeroth") and alike:
                 ratios = [cycle[name]["wall"] / cycle[peer]["wall"] for cycle in cycles]
                 record.add(f"{name} / {peer}: wall", "ratio", ratios, "lower")
-    for key, title in (("peak", "peak bytes"), ("received", "received bytes")):
+    titles = {"peak": "peak bytes", "resident": "peak resident", "received": "received bytes"}
+    for key, title in titles.items():
         for name in names:
-            record.add(f"{name}: {title}", "MiB", [found["facts"][name][key] / 2**20], "lower")
+            record.add(f"{name}: {title}", "MiB", [one / 2**20 for one in found["facts"][name][key]], "lower")
     record.notes += found["notes"]
     record.count_foreign()
     record.write(given.json)

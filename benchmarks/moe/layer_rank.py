@@ -4,6 +4,7 @@ the slowest rank, CPU time the sum over ranks."""
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib
 import importlib.metadata
 import json
@@ -142,6 +143,21 @@ class ByDeepSpeed:
         comm.all_to_all_single = counted
 
 
+def status_bytes(key: str) -> int:
+    lines = pathlib.Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(key + ":"))
+
+
+def resident_bytes(run: Callable[[], object]) -> int:
+    """The most memory of this process that was resident while `run` ran, above what was before it. What the C library
+    keeps of freed memory is given back first."""
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    before = status_bytes("VmRSS")
+    pathlib.Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # VmHWM begins anew
+    run()
+    return max(0, status_bytes("VmHWM") - before)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="+")
@@ -189,7 +205,7 @@ def main() -> None:
         return every
 
     outputs = {name: (step(layer), x.grad) for name, layer in layers.items()}
-    facts: dict[str, dict[str, float]] = {}
+    facts: dict[str, dict[str, list[float]]] = {}
     for name, layer in layers.items():
         mesh.reset_received()
         if wire is not None:
@@ -198,8 +214,19 @@ def main() -> None:
         received = mesh.received().get("ep", 0) if name.startswith("zeroth") else wire.bytes if wire else 0
         layer.zero_grad()
         x.grad = None
-        of_ranks = gathered([float(received), float(peak_bytes(lambda one=layer: step(one)))])
-        facts[name] = {"received": max(one[0] for one in of_ranks), "peak": max(one[1] for one in of_ranks)}
+        dist.barrier()
+        resident = []
+        for _ in range(3):
+            layer.zero_grad()
+            x.grad = None
+            resident.append(float(resident_bytes(lambda one=layer: step(one))))
+        layer.zero_grad()
+        x.grad = None
+        peak = peak_bytes(lambda one=layer: step(one))
+        layer.zero_grad()
+        of_ranks = gathered([float(received), float(peak), *resident])
+        most = [max(of_one) for of_one in zip(*of_ranks, strict=True)]
+        facts[name] = {"received": most[:1], "peak": most[1:2], "resident": most[2:]}
     notes = []
     for name, (out, grad) in outputs.items():
         first = next(one for one in outputs if ("capacity" in one) == ("capacity" in name))

@@ -215,7 +215,18 @@ void bind_experts(py::module_& module) {
   module.def("keep_within", &keep_within, py::arg("experts"), py::arg("weights"), py::arg("num_experts"),
              py::arg("capacity"), py::arg("by") = "position", py::arg("seed") = 0);
   module.def("router_z_loss", &libtorch::router_z_loss, py::arg("logits"), py::call_guard<py::gil_scoped_release>());
-  module.def("expert_parts", &libtorch::expert_parts, py::arg("stacked"), py::call_guard<py::gil_scoped_release>());
+  using libtorch::ExpertMatrices;
+  py::class_<ExpertMatrices>(module, "ExpertMatrices")
+      .def(py::init([](const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+             return ExpertMatrices(weight, bias.value_or(at::Tensor()));
+           }),
+           py::arg("weight"), py::arg("bias"))
+      .def("linear", &ExpertMatrices::linear, py::arg("x"), py::arg("expert"),
+           py::call_guard<py::gil_scoped_release>());
+  using libtorch::ExpertParts;
+  py::class_<ExpertParts>(module, "ExpertParts")
+      .def(py::init<const at::Tensor&>(), py::arg("stacked"))
+      .def("part", &ExpertParts::part, py::arg("expert"), py::call_guard<py::gil_scoped_release>());
   module.def(
       "grouped_linear",
       [](const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,

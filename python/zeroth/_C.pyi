@@ -853,8 +853,17 @@ def keep_within(
 def router_z_loss(logits: torch.Tensor) -> torch.Tensor:
     """The mean over tokens of logsumexp(logits)^2; logits [T, E]."""
 
-def expert_parts(stacked: torch.Tensor) -> list[torch.Tensor]:
-    """unbind() of a stack [experts, ...], whose gradient is filled as those of the parts come."""
+class ExpertMatrices:
+    """The matrices [experts, out, in] and biases [experts, out] of experts for one forward in which each expert has one product. Their
+    gradients are written where they stay in those of the stacks."""
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None: ...
+    def linear(self, x: torch.Tensor, expert: int) -> torch.Tensor:
+        """x [rows, in] times the matrix of one expert, plus its bias."""
+
+class ExpertParts:
+    """The parts of a stack [experts, ...] for one forward, whose gradient is filled as those of the parts come."""
+    def __init__(self, stacked: torch.Tensor) -> None: ...
+    def part(self, expert: int) -> torch.Tensor: ...
 
 def grouped_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, rows: Sequence[int]

@@ -38,6 +38,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -142,10 +143,36 @@ class TokenExchange {
 [[nodiscard]] at::Tensor grouped_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                                         const std::vector<std::int64_t>& rows);
 
-/// unbind() of a stack [experts, ...]: the parts are views of it, and the gradient of the stack is filled as the parts'
-/// gradients come, so that those of all parts are not held twice. A part without a gradient has zeros. A backward of
-/// all its parts at a time.
-[[nodiscard]] std::vector<at::Tensor> expert_parts(const at::Tensor& stacked);
+struct StackedParts;
+
+/// The parts of a stack [experts, ...], as unbind() has them, for one forward: views, of which the gradient of the
+/// stack is filled as the parts' gradients come. Ask for a part where it is used: backward then lets its gradient go
+/// before it comes to the parts that were asked for earlier. A part without a gradient has zeros.
+class ExpertParts {
+ public:
+  explicit ExpertParts(const at::Tensor& stacked);
+  /// Throws kUsage where there is no such expert.
+  [[nodiscard]] at::Tensor part(std::int64_t expert);
+
+ private:
+  std::shared_ptr<StackedParts> stack_{};
+};
+
+/// The matrices of experts for one forward in which each expert has one product. Gradients are written where they stay
+/// in the gradients of the stacks: no copies, and expert after expert in memory that the caches hold.
+class ExpertMatrices {
+ public:
+  /// weight: [experts, out, in]; bias: [experts, out] or undefined.
+  ExpertMatrices(const at::Tensor& weight, const at::Tensor& bias);
+  /// x [rows, in] times the matrix of one expert, plus its bias: [rows, out]. Throws kUsage for a second product of an
+  /// expert. A gradient of its gradient is that of torch's products.
+  [[nodiscard]] at::Tensor linear(const at::Tensor& x, std::int64_t expert);
+
+ private:
+  std::shared_ptr<StackedParts> weights_{};
+  std::shared_ptr<StackedParts> biases_{};
+  std::vector<bool> used_{};
+};
 
 /// Experts of the form down(silu(gate(x)) * up(x)). Ref: Shazeer, "GLU Variants Improve Transformer", 2020, eq. 6;
 /// Jiang et al., "Mixtral of Experts", 2024, section 2.1.

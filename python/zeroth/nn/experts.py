@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import nn
 from torch.func import functional_call
-from torch.nn import functional
 
 from zeroth import _C
 
@@ -20,6 +19,9 @@ class Experts(nn.Module):
     `expert`: a module of one tensor [R, D] without buffers, whose result [R, D'] has a row for each row. The first
     expert has its values; the others are drawn anew by reset_parameters() of its modules, or by `draw(expert)`, which
     sets the values of a copy in place."""
+
+    _template: nn.Module
+    _steps: list[tuple[str, nn.Module]]
 
     def __init__(self, expert: nn.Module, num_experts: int, draw: Callable[[nn.Module], None] | None = None) -> None:
         super().__init__()
@@ -50,8 +52,9 @@ class Experts(nn.Module):
             self.register_parameter(name.replace(".", "__"), nn.Parameter(stacked, parameter.requires_grad))
         self._names = {name: name.replace(".", "__") for name in of_each[0]}
         # No submodule: it has no parameters of its own.
-        object.__setattr__(self, "_template", copy.deepcopy(experts[0]).to("meta"))
-        object.__setattr__(self, "_steps", _stack_of(self._template))
+        template = copy.deepcopy(experts[0]).to("meta")
+        object.__setattr__(self, "_template", template)
+        object.__setattr__(self, "_steps", _stack_of(template))
 
     def forward(self, tokens: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """tokens [T, D]; experts [T, k], from 0 to num_experts - 1, or -1 for none; weights [T, k]. Returns [T, D']:
@@ -61,25 +64,32 @@ class Experts(nn.Module):
 
     def of_rows(self, x: torch.Tensor, rows: list[int]) -> torch.Tensor:
         """x [R, D]: rows[0] rows of expert 0, then those of expert 1, ...; returns [R, D']."""
-        parts = {name: _C.expert_parts(getattr(self, stacked)) for name, stacked in self._names.items()}
+        if self._steps:
+            steps = [self._of_all(*step) for step in self._steps]
+            return torch.cat([_stack(part, expert, steps) for expert, part in enumerate(torch.split(x, rows))])
+        parts = {name: _C.ExpertParts(getattr(self, stacked)) for name, stacked in self._names.items()}
         self._template.train(self.training)
         results = []
-        for expert, part in enumerate(x.split(rows)):
-            own = {name: of_experts[expert] for name, of_experts in parts.items()}
-            results.append(self._stack(part, own) if self._steps else functional_call(self._template, own, (part,)))
+        for expert, part in enumerate(torch.split(x, rows)):
+            own = {name: of_experts.part(expert) for name, of_experts in parts.items()}
+            results.append(functional_call(self._template, own, (part,)))
         return torch.cat(results)
 
-    def _stack(self, x: torch.Tensor, own: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The rows of one expert whose modules are known: functional_call() without its work for each call."""
-        for prefix, module in self._steps:
-            if isinstance(module, nn.Linear):
-                x = functional.linear(x, own[prefix + "weight"], own.get(prefix + "bias"))
-            else:
-                x = module(x)
-        return x
+    def _of_all(self, prefix: str, module: nn.Module) -> nn.Module | _C.ExpertMatrices:
+        if not isinstance(module, nn.Linear):
+            return module
+        bias = None if module.bias is None else getattr(self, self._names[prefix + "bias"])
+        return _C.ExpertMatrices(getattr(self, self._names[prefix + "weight"]), bias)
 
     def extra_repr(self) -> str:
         return f"num_experts={self.num_experts}, expert={type(self._template).__name__}"
+
+
+def _stack(x: torch.Tensor, expert: int, steps: list[nn.Module | _C.ExpertMatrices]) -> torch.Tensor:
+    """What functional_call() does for a stack, without its work for each call, and with gradients in their place."""
+    for step in steps:
+        x = step.linear(x, expert) if isinstance(step, _C.ExpertMatrices) else step(x)
+    return x
 
 
 # Of each element alone, without a draw.

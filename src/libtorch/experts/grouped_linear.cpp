@@ -7,6 +7,7 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
@@ -130,7 +131,16 @@ class GroupedProduct : public torch::autograd::Function<GroupedProduct> {
 struct PartGradients : torch::CustomClassHolder {
   std::vector<std::int64_t> sizes{};
   at::Tensor whole{};  ///< while a backward fills it
+
+  at::Tensor place(std::int64_t number, const at::TensorOptions& options) {
+    if (!whole.defined()) whole = at::empty(sizes, options);
+    return whole.select(0, number);
+  }
 };
+
+PartGradients& part_gradients_of(AutogradContext* context, const char* name) {
+  return static_cast<PartGradients&>(*context->saved_data[name].toCapsule());
+}
 
 /// A part as it is; in backward its gradient goes to its place in the whole, and what was computed is let go.
 class PlacedPart : public torch::autograd::Function<PlacedPart> {
@@ -143,17 +153,16 @@ class PlacedPart : public torch::autograd::Function<PlacedPart> {
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     if (at::GradMode::is_enabled()) return {gradients[0], {}, {}};
-    const auto capsule = context->saved_data["gradients"].toCapsule();
-    auto& parts = static_cast<PartGradients&>(*capsule);
-    if (!parts.whole.defined()) parts.whole = at::empty(parts.sizes, gradients[0].options());
-    const at::Tensor place = parts.whole.select(0, context->saved_data["number"].toInt());
+    const at::Tensor place =
+        part_gradients_of(context, "gradients").place(context->saved_data["number"].toInt(), gradients[0].options());
     place.copy_(gradients[0]);
     return {place, {}, {}};
   }
 };
 
-/// [E, ...] into its E parts; the gradient is the whole of PlacedPart where all parts are of it.
-class Parts : public torch::autograd::Function<Parts> {
+/// [E, ...] into its E parts; the gradient is the whole that the parts' nodes have filled, with copies of what lies
+/// elsewhere.
+class StackParts : public torch::autograd::Function<StackParts> {
  public:
   static variable_list forward(AutogradContext* context, const at::Tensor& stacked,
                                const c10::intrusive_ptr<PartGradients>& gradients) {
@@ -162,8 +171,7 @@ class Parts : public torch::autograd::Function<Parts> {
     return stacked.detach().unbind();
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const auto capsule = context->saved_data["gradients"].toCapsule();
-    auto& parts = static_cast<PartGradients&>(*capsule);
+    PartGradients& parts = part_gradients_of(context, "gradients");
     const at::Tensor whole = std::exchange(parts.whole, at::Tensor());
     const auto defined = std::ranges::find_if(gradients, [](const at::Tensor& one) { return one.defined(); });
     if (defined == gradients.end()) return {at::Tensor(), at::Tensor()};
@@ -184,19 +192,112 @@ class Parts : public torch::autograd::Function<Parts> {
   }
 };
 
+/// x times the matrix of one expert. Its gradients are written where they stay, so each part is used by one of these.
+class PlacedProduct : public torch::autograd::Function<PlacedProduct> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& matrix,
+                            const std::optional<at::Tensor>& bias, std::int64_t number,
+                            const c10::intrusive_ptr<PartGradients>& of_matrix,
+                            const c10::intrusive_ptr<PartGradients>& of_bias) {
+    context->save_for_backward({x, matrix});
+    context->saved_data["number"] = number;
+    context->saved_data["matrix"] = c10::IValue::make_capsule(of_matrix);
+    context->saved_data["bias"] = c10::IValue::make_capsule(of_bias);
+    context->saved_data["has_bias"] = bias.has_value();
+    return bias ? at::addmm(*bias, x, matrix.t()) : at::mm(x, matrix.t());
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor& x = saved[0];
+    const at::Tensor& matrix = saved[1];
+    const at::Tensor& gradient = gradients[0];
+    const bool has_bias = context->saved_data["has_bias"].toBool();
+    const std::int64_t number = context->saved_data["number"].toInt();
+    variable_list result(6);
+    if (context->needs_input_grad(0)) result[0] = at::mm(gradient, matrix);
+    if (at::GradMode::is_enabled()) {
+      result[1] = at::mm(gradient.t(), x);
+      if (has_bias) result[2] = gradient.sum(0);
+      return result;
+    }
+    if (context->needs_input_grad(1)) {
+      result[1] = part_gradients_of(context, "matrix").place(number, matrix.options());
+      at::mm_out(result[1], gradient.t(), x);
+    }
+    if (has_bias && context->needs_input_grad(2)) {
+      result[2] = part_gradients_of(context, "bias").place(number, gradient.options());
+      at::sum_out(result[2], gradient, 0);
+    }
+    return result;
+  }
+};
+
 }  // namespace
 
-std::vector<at::Tensor> expert_parts(const at::Tensor& stacked) {
+/// A stack in parts, and where their gradients go; no parts of an undefined one.
+struct StackedParts {
+  std::vector<at::Tensor> parts{};
+  c10::intrusive_ptr<PartGradients> gradients = c10::make_intrusive<PartGradients>();
+  std::vector<at::Tensor> placed{};
+
+  explicit StackedParts(const at::Tensor& stacked) {
+    if (!stacked.defined()) return;
+    gradients->sizes = stacked.sizes().vec();
+    const bool has_gradient = stacked.requires_grad() && at::GradMode::is_enabled();
+    parts = has_gradient ? StackParts::apply(stacked, gradients) : stacked.unbind();
+  }
+};
+
+ExpertMatrices::ExpertMatrices(const at::Tensor& weight, const at::Tensor& bias) {
+  if (!weight.defined() || weight.dim() != 3)
+    refuse_experts("", "weight", "these are no matrices of experts", "[experts, out, in]",
+                   weight.defined() ? c10::str(weight.sizes()) : "an undefined tensor");
+  if (bias.defined() && (bias.dim() != 2 || bias.size(0) != weight.size(0) || bias.size(1) != weight.size(1)))
+    refuse_experts("", "bias", "this is not the bias of the experts",
+                   c10::str("[", weight.size(0), ", ", weight.size(1), "]"), c10::str(bias.sizes()));
+  weights_ = std::make_shared<StackedParts>(weight);
+  biases_ = std::make_shared<StackedParts>(bias);
+  used_.assign(static_cast<std::size_t>(weight.size(0)), false);
+}
+
+at::Tensor ExpertMatrices::linear(const at::Tensor& x, std::int64_t expert) {
+  if (expert < 0 || expert >= static_cast<std::int64_t>(used_.size()))
+    refuse_experts("", "expert", "there is no such expert", c10::str("0 to ", used_.size() - 1), c10::str(expert));
+  const auto at = static_cast<std::size_t>(expert);
+  if (used_[at])
+    refuse_experts("", "expert", "the gradient of a matrix has one place", "one product an expert", "a second one");
+  const at::Tensor& matrix = weights_->parts[at];
+  if (!x.defined() || x.dim() != 2 || x.size(1) != matrix.size(1))
+    refuse_experts("", "x", "these are not the rows of an expert", c10::str("[rows, ", matrix.size(1), "]"),
+                   x.defined() ? c10::str(x.sizes()) : "an undefined tensor");
+  used_[at] = true;
+  const auto bias = biases_->parts.empty() ? std::nullopt : std::optional(biases_->parts[at]);
+  if (at::autocast::is_autocast_enabled(x.device().type())) return at::linear(x, matrix, bias);
+  if (x.scalar_type() != matrix.scalar_type())
+    refuse_experts("", "x", "rows and matrices have other dtypes", c10::str(matrix.scalar_type()),
+                   c10::str(x.scalar_type()));
+  return PlacedProduct::apply(x, matrix, bias, expert, weights_->gradients, biases_->gradients);
+}
+
+ExpertParts::ExpertParts(const at::Tensor& stacked) {
   if (!stacked.defined() || stacked.dim() < 1)
     refuse_experts("", "stacked", "this is no stack of parts", "[experts, ...]",
                    stacked.defined() ? c10::str(stacked.sizes()) : "an undefined tensor");
-  if (!stacked.requires_grad() || !at::GradMode::is_enabled()) return stacked.unbind();
-  const auto gradients = c10::make_intrusive<PartGradients>();
-  gradients->sizes = stacked.sizes().vec();
-  std::vector<at::Tensor> parts = Parts::apply(stacked, gradients);
-  for (std::size_t number = 0; number < parts.size(); ++number)
-    parts[number] = PlacedPart::apply(parts[number], static_cast<std::int64_t>(number), gradients);
-  return parts;
+  stack_ = std::make_shared<StackedParts>(stacked);
+  stack_->placed.resize(stack_->parts.size());
+}
+
+at::Tensor ExpertParts::part(std::int64_t expert) {
+  if (expert < 0 || expert >= static_cast<std::int64_t>(stack_->parts.size()))
+    refuse_experts("", "expert", "there is no such expert", c10::str("0 to ", stack_->parts.size() - 1),
+                   c10::str(expert));
+  const auto at = static_cast<std::size_t>(expert);
+  at::Tensor& placed = stack_->placed[at];  // one node a part: two would write to one place
+  if (!placed.defined()) {
+    const at::Tensor& part = stack_->parts[at];
+    placed = part.requires_grad() ? PlacedPart::apply(part, expert, stack_->gradients) : part;
+  }
+  return placed;
 }
 
 at::Tensor grouped_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,

@@ -373,11 +373,16 @@ TEST(Experts, AFewRowsOfManyGoThroughTheirMatrices) {
 TEST(Experts, PartsOfAStackFillOneGradient) {
   const Tensor stacked = numbers({3, 2, 4}, 1).requires_grad_();
   const Tensor factors = numbers({3, 2, 4}, 2);
+  const auto parts_of = [](const Tensor& whole) {
+    libtorch::ExpertParts stack(whole);
+    EXPECT_TRUE(stack.part(0).is_same(stack.part(0)));
+    return std::vector<Tensor>{stack.part(0), stack.part(1), stack.part(2)};
+  };
   const auto loss_of = [&](const std::vector<Tensor>& parts) {  // part 1 is not used, part 2 twice
     return (parts[0] * factors[0]).sum() + (parts[2].square() * factors[2]).sum() + parts[2].sum();
   };
   for (int backward = 0; backward < 2; ++backward) {  // nothing is left of the first
-    const std::vector<Tensor> parts = libtorch::expert_parts(stacked);
+    const std::vector<Tensor> parts = parts_of(stacked);
     EXPECT_EQ(parts[1].data_ptr(), stacked[1].data_ptr());
     const Tensor loss = loss_of(parts);
     const Tensor wanted = torch::autograd::grad({loss_of(stacked.unbind())}, {stacked})[0];
@@ -388,12 +393,53 @@ TEST(Experts, PartsOfAStackFillOneGradient) {
     const Tensor first = torch::autograd::grad({loss_of(parts)}, {stacked}, {}, true, /*create_graph=*/true)[0];
     return torch::autograd::grad({first.pow(3).sum()}, {stacked})[0];
   };
-  require_near(twice(libtorch::expert_parts(stacked)), twice(stacked.unbind()), "second gradient");
+  require_near(twice(parts_of(stacked)), twice(stacked.unbind()), "second gradient");
   // The gradients of parts that others hold are their own: the next backward does not write to them.
-  const Tensor held = torch::autograd::grad({loss_of(libtorch::expert_parts(stacked))}, {stacked})[0];
+  const Tensor held = torch::autograd::grad({loss_of(parts_of(stacked))}, {stacked})[0];
   const Tensor before = held.clone();
-  (void)torch::autograd::grad({2 * loss_of(libtorch::expert_parts(stacked))}, {stacked});
+  (void)torch::autograd::grad({2 * loss_of(parts_of(stacked))}, {stacked});
   EXPECT_TRUE(torch::equal(held, before));
+  EXPECT_FALSE(parts_of(stacked.detach())[0].requires_grad());
+  libtorch::ExpertParts parts(stacked);
+  EXPECT_NE(error_of(ErrorCode::kUsage, [&] { (void)parts.part(3); }).find("0 to 2"), std::string::npos);
+}
+
+TEST(Experts, ProductsOfExpertsFillOneGradient) {
+  const Tensor weight = numbers({3, 2, 4}, 1).requires_grad_();
+  const Tensor bias = numbers({3, 2}, 2).requires_grad_();
+  const Tensor x = numbers({5, 4}, 3).requires_grad_();
+  for (const bool biased : {true, false}) {
+    const auto loss_of = [&](bool placed) {  // expert 1 has no row, expert 0 two
+      libtorch::ExpertMatrices matrices(weight, biased ? bias : Tensor());
+      std::vector<Tensor> rows;
+      std::int64_t first = 0;
+      for (const auto& [expert, count] : {std::pair<std::int64_t, std::int64_t>{0, 2}, {1, 0}, {2, 3}}) {
+        const Tensor part = x.narrow(0, first, count);
+        const Tensor plain = part.matmul(weight[expert].t());
+        rows.push_back(placed ? matrices.linear(part, expert) : (biased ? plain + bias[expert] : plain));
+        first += count;
+      }
+      return torch::cat(rows).pow(3).sum();
+    };
+    const std::vector<Tensor> inputs = biased ? std::vector<Tensor>{x, weight, bias} : std::vector<Tensor>{x, weight};
+    const Tensor loss = loss_of(true);
+    const auto wanted = torch::autograd::grad({loss_of(false)}, inputs);
+    for (const bool keeps : {true, false}) {
+      const auto got = torch::autograd::grad({loss}, inputs, {}, keeps);
+      for (std::size_t at = 0; at < inputs.size(); ++at)
+        require_near(got[at] / wanted[at].abs().max(), wanted[at] / wanted[at].abs().max(), "gradient");
+    }
+    const auto twice = [&](bool placed) {
+      const auto first = torch::autograd::grad({loss_of(placed)}, inputs, {}, true, /*create_graph=*/true);
+      return torch::autograd::grad({first[0].square().sum() + first[1].square().sum()}, {weight})[0];
+    };
+    const Tensor second = twice(false);
+    require_near(twice(true) / second.abs().max(), second / second.abs().max(), "second gradient");
+  }
+  libtorch::ExpertMatrices matrices(weight, bias);
+  (void)matrices.linear(x, 1);
+  EXPECT_NE(error_of(ErrorCode::kUsage, [&] { (void)matrices.linear(x, 1); }).find("a second one"), std::string::npos);
+  EXPECT_NE(error_of(ErrorCode::kUsage, [&] { (void)matrices.linear(x, 3); }).find("0 to 2"), std::string::npos);
 }
 
 TEST(Experts, BadInputIsRefusedByName) {
