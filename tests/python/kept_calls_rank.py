@@ -62,7 +62,7 @@ def bytes_of_experts(group: zeroth.Communicator) -> None:
     of_others = whole.view(2, 8, CHOICES)[1 - group.rank]
     came = int(((of_others >= own) & (of_others < own + 2)).sum())
     went = int(((chosen >= 0) & ((chosen < own) | (chosen >= own + 2))).sum())
-    counts, rows = 8 * EXPERTS // 2, 8 * SIZE * (came + went)
+    counts, rows = 8 * (EXPERTS // 2 + 2), 8 * SIZE * (came + went)
     results = []
     watched = Watched()
     for way in ("none", "again", "kept"):
@@ -77,7 +77,7 @@ def bytes_of_experts(group: zeroth.Communicator) -> None:
         forward = group.received_bytes - before
         if way == "kept":
             (region,) = watched.regions
-            assert region.size == 3 and region.bytes == 8 * EXPERTS + 8 * SIZE * int(
+            assert region.size == 3 and region.bytes == 2 * counts + 8 * SIZE * int(
                 ((whole >= own) & (whole < own + 2)).sum() + (chosen >= 0).sum()
             ), (region.size, region.bytes)
         out.square().sum().backward()

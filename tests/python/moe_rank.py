@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 import zeroth
@@ -230,6 +231,29 @@ def check_bias_of_a_model(world: zeroth.World, ep: int) -> None:
     engine.close(keep_parameters=False)
 
 
+def check_kept_calls(world: zeroth.World) -> None:
+    """A recompute without calls between ranks has the bits of one with them, and of none."""
+    mesh = world.mesh({"dp": 2, "ep": 2})
+    results = []
+    for contexts in (None, torch.utils.checkpoint.noop_context_fn, zeroth.nn.keep_calls):
+        torch.manual_seed(3)
+        model = nn.ModuleDict({"moe": zeroth.nn.MoE(8, nn.Linear(8, 8), num_experts=4, k=2, min_capacity=1).double()})
+        zeroth.experts(model, mesh)
+        layer = model["moe"]
+        layer.balance_over(mesh)  # type: ignore[operator]
+        x = torch.randn(9, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(world.rank))
+        if contexts is None:
+            out, balance, _ = layer(x)
+        else:
+            again = torch.utils.checkpoint.checkpoint
+            out, balance, _ = again(layer, x, use_reentrant=False, context_fn=contexts)
+        (out.square().sum() + balance).backward()
+        assert sum(layer.load.chosen) == 4 * 9 * 2  # type: ignore[union-attr, arg-type]
+        results.append([out.detach(), balance.detach(), *(one.grad for one in model.parameters())])
+    for other in results[1:]:
+        assert all(torch.equal(one, two) for one, two in zip(results[0], other, strict=True))
+
+
 def check_refused(world: zeroth.World) -> None:
     model = nn.Sequential(zeroth.nn.MoE(8, nn.Linear(8, 8), num_experts=4, ep_size=4))
     try:
@@ -251,6 +275,7 @@ def main() -> None:
     check_resume("fixed router, more choices", world, pathlib.Path(sys.argv[1], "fixed"))
     check_bias_of_a_model(world, 2)
     check_bias_of_a_model(world, 1)
+    check_kept_calls(world)
     check_refused(world)
     print(f"rank {world.rank}: all cases held", flush=True)
 

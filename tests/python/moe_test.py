@@ -136,6 +136,30 @@ class MoeTest(unittest.TestCase):
         for plain, again in zip(*results, strict=True):
             self.assertTrue(torch.equal(plain, again))
 
+    def test_forwards_that_wait_for_their_backwards_repeat_each_its_own(self) -> None:
+        """As in a pipeline: three forwards, then their backwards in one order or the other."""
+        generator = torch.Generator().manual_seed(1)
+        inputs = [torch.randn(24, 6, generator=generator) for _ in range(3)]
+        arguments: dict[str, Any] = {"k": 2, "noisy_gate_policy": "Jitter", "capacity_factor": 0.7, "min_capacity": 1}
+        for order in ((0, 1, 2), (2, 1, 0)):
+            results = []
+            for repeated in (False, True):
+                torch.manual_seed(0)
+                layer = zeroth.nn.MoE(6, nn.Linear(6, 6), num_experts=4, **arguments)
+                losses = []
+                for x in inputs:
+                    if repeated:
+                        out, balance, _ = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+                    else:
+                        out, balance, _ = layer(x)
+                    losses.append(out.square().sum() + balance)
+                for one in order:
+                    losses[one].backward()
+                self.assertEqual(sum(layer.load.chosen), 3 * 24 * 2)
+                results.append([*losses, *(one.grad for one in layer.parameters())])
+            for plain, again in zip(*results, strict=True):
+                self.assertTrue(torch.equal(plain, again))
+
     def test_the_log_says_how_even_the_load_is(self) -> None:
         """Of the micro-batches of a step, one record, without those of an evaluation."""
         torch.manual_seed(0)

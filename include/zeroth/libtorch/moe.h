@@ -8,8 +8,9 @@
 // the position of a token; torch's generators have no part in it. So a resumed run draws what is next, the front ends
 // have the same bits, and ranks with the same tokens draw the same. An evaluation draws nothing.
 //
-// A forward of training inside a backward repeats an earlier one: activation checkpointing. It draws what the last
-// forward drew, and counts nothing. So at most one forward of a layer may wait for such a backward.
+// A forward of training inside a backward repeats an earlier one of the step: activation checkpointing. It is known by
+// its tokens, draws what that one drew, has its balance loss, and counts nothing. Any number of forwards may wait for
+// such a backward, as in a pipeline; of several with the same tokens the last one is repeated.
 //
 // zeroth.nn.MoE of Python is the same gate. Errors are kUsage with the argument.
 #pragma once
@@ -123,7 +124,7 @@ class Gate {
   /// The next forward is of a new batch. With BalanceBy::kBias and kBoth it updates the bias by the load of the last.
   void begin_step(const at::Tensor& bias = {});
 
-  /// True inside a backward: a forward of training keeps its number.
+  /// True inside a backward: a forward of training has the number of the one that it repeats, whatever it is given.
   [[nodiscard]] static bool is_repeated();
 
   [[nodiscard]] const ExpertLoad& load() const { return load_; }
@@ -131,12 +132,21 @@ class Gate {
   [[nodiscard]] std::int64_t num_experts() const { return num_experts_; }
 
  private:
+  /// A forward of training of this step.
+  struct Made {
+    std::uint64_t tokens;  ///< digest of some of their elements
+    std::int64_t number;
+    std::int64_t step;
+    ExpertLoad load;  ///< with this forward
+  };
   [[nodiscard]] Routing choose(const at::Tensor& logits, const GateInput& input) const;
+  [[nodiscard]] Made& made_with(const GateInput& input);
   std::int64_t num_experts_;
   GateOptions options_;
   std::vector<RankGroup> groups_{};
   std::int64_t place_ = 0;
   ExpertLoad load_;
+  std::vector<Made> made_{};
 };
 
 /// Weights of a router that is not trained: [E, D] of float32, uniform from -1/sqrt(D) to 1/sqrt(D), drawn from the

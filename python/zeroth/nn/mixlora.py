@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from zeroth import _C
+from zeroth import _C, _expert_use
 
 __all__ = ["MixLora", "add_mixlora"]
 
@@ -50,30 +50,34 @@ class MixLora(nn.Module):
         self.router = nn.Linear(like.shape[-1], num_experts, bias=False, dtype=like.dtype, device=like.device)
         nn.init.normal_(self.router.weight, std=0.02)
         self.balance: torch.Tensor | None = None
-        self._load = _C.ExpertLoad(num_experts)
-        self._groups: tuple[_C.Communicator, ...] = ()
+        self._gate = self._made_gate()
+
+    def _made_gate(self) -> _C.Gate:
+        return _C.Gate(self.router.out_features, k=self.k, drop_tokens=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies have a gate of their own, on no ranks."""
+        return {**self.__dict__, "_gate": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._gate = self._made_gate()
 
     def balance_over(self, mesh: _C.Mesh) -> None:
         """The ranks along dp, ep and sp have other tokens of one batch. zeroth.Engine calls it."""
-        self._groups = tuple(
-            mesh.axis(axis) for axis in ("dp", "ep", "sp") if axis in mesh.sizes and mesh.size(axis) > 1
-        )
+        self._gate.balance_over(_expert_use.groups_of(mesh))
 
     def begin_step(self) -> None:
         """The next forward is of a new batch."""
-        self._load.begin_step()
+        self._gate.begin_step()
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """[..., D] to [..., D']. Collective along ep and, in training, over the ranks of balance_over()."""
+        """[..., D] to [..., D']. Collective along ep and over the ranks of balance_over()."""
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
-        chosen, weights, scores = _C.route(self.router(x), self.k, renormalize=True)
-        if self.training and torch.is_grad_enabled():
-            # What is computed again was counted before. It makes the same call, which keep_calls() hands out.
-            is_first = torch._C._current_graph_task_id() == -1 and not _C.hands_out_calls()
-            load = self._load if is_first else _C.ExpertLoad(self.router.out_features)
-            load.add(chosen, self._groups)
-            self.balance = self._load.balance_loss(scores)
-        out: torch.Tensor = self.experts(x, chosen, weights.to(x.dtype))
+        gated = self._gate.forward(x, self.router.weight, training=self.training)
+        self.balance = gated.balance if self.training else None
+        weights = gated.weights if self.k > 1 else torch.ones_like(gated.weights)  # they sum to 1
+        out: torch.Tensor = self.experts(x, gated.kept, weights.to(x.dtype))
         return out.view(*hidden_states.shape[:-1], out.shape[-1])
 
 
@@ -109,7 +113,7 @@ class _LoraExperts(nn.Module):
         rows, of_expert = exchange.send(tokens), exchange.rows
 
         def product(name: str, own: str, x: torch.Tensor) -> torch.Tensor:
-            a, b = self.get_parameter(f"{own}_a"), self.get_parameter(f"{own}_b")
+            a, b = getattr(self, f"{own}_a"), getattr(self, f"{own}_b")
             low = _C.grouped_linear(_C.grouped_linear(x, a, None, of_expert), b, None, of_expert)
             result: torch.Tensor = getattr(self._mlp, name)(x) + low * self.scale
             return result

@@ -143,7 +143,7 @@ class MoE(nn.Module):
 
     def _made_gate(self) -> _C.Gate:
         factor, eval_factor, least = self._capacity
-        capacity = {"capacity_factor": factor, "eval_capacity_factor": eval_factor, "min_capacity": least}
+        capacity: dict[str, Any] = {"capacity_factor": factor, "eval_capacity_factor": eval_factor, "min_capacity": least}
         return _C.Gate(self.num_experts, **self._options, **capacity)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class MoE(nn.Module):
         return {**self.__dict__, "_gate": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._gate = self._made_gate()
 
     @property

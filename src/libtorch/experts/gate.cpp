@@ -1,6 +1,8 @@
 #include "libtorch/experts/expert_call.h"
 #include "libtorch/experts/gate_draws.h"
 
+#include <zeroth/base/text.h>
+#include <zeroth/libtorch/kept_calls.h>
 #include <zeroth/libtorch/moe.h>
 
 #include <ATen/TensorOperators.h>
@@ -19,6 +21,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -26,6 +29,8 @@ namespace zeroth::libtorch {
 namespace {
 
 constexpr float kJitterEpsilon = 0.01F;
+/// Forwards of a step that a backward may repeat.
+constexpr std::size_t kMostMade = 1024;
 
 void require_choices(std::int64_t choices, std::int64_t num_experts, const char* which) {
   if (choices < 1 || choices > num_experts)
@@ -48,6 +53,14 @@ void require_gate_input(const GateInput& input, std::int64_t num_experts) {
                    weight.defined() ? c10::str(weight.sizes()) : "an undefined tensor");
   if (input.used.defined() && input.used.numel() != x.size(0))
     refuse_experts("", "used", "these are not the tokens", c10::str("[", x.size(0), "]"), c10::str(input.used.sizes()));
+}
+
+/// Of some columns of all tokens.
+std::uint64_t digest_of(const at::Tensor& x) {
+  const std::int64_t stride = std::max<std::int64_t>(x.size(1) / 16, 1);
+  const at::Tensor some = x.detach().slice(1, 0, x.size(1), stride).contiguous().cpu();
+  return digest64({static_cast<const char*>(some.const_data_ptr()), some.nbytes()},
+                  static_cast<std::uint64_t>(x.size(0)));
 }
 
 }  // namespace
@@ -157,8 +170,31 @@ bool Gate::is_repeated() {
   return torch::autograd::get_current_graph_task_id() >= 0;
 }
 
-Gated Gate::forward(const GateInput& input) {
-  require_gate_input(input, num_experts_);
+Gate::Made& Gate::made_with(const GateInput& input) {
+  const std::uint64_t tokens = digest_of(input.x);
+  if (is_repeated()) {
+    const auto found =
+        std::find_if(made_.rbegin(), made_.rend(), [&](const Made& one) { return one.tokens == tokens; });
+    if (found != made_.rend()) return *found;
+    // A product may differ in its last bits when it is computed again.
+    if (made_.size() == 1) return made_.front();
+    refuse_experts("", "x", "a forward inside a backward repeats none of this step",
+                   "the tokens of one of its forwards", c10::str("others than those of ", made_.size(), " forwards"));
+  }
+  if (made_.size() == kMostMade) made_.erase(made_.begin());
+  return made_.emplace_back(
+      Made{.tokens = tokens, .number = input.number, .step = input.step, .load = ExpertLoad(num_experts_)});
+}
+
+Gated Gate::forward(const GateInput& given) {
+  require_gate_input(given, num_experts_);
+  GateInput input = given;
+  Made* made = nullptr;
+  if (input.training) {
+    made = &made_with(input);
+    input.number = made->number;
+    input.step = made->step;
+  }
   const std::int64_t tokens = input.x.size(0);
   at::Tensor x = input.x;
   if (input.training && options_.noise == GateNoise::kJitter) {
@@ -176,9 +212,16 @@ Gated Gate::forward(const GateInput& input) {
   if (input.used.defined())
     gated.experts =
         gated.experts.masked_fill(input.used.to(gated.experts.device(), at::kBool).reshape({-1, 1}).logical_not(), -1);
-  ExpertLoad evaluated(num_experts_);
-  ExpertLoad& load = input.training ? load_ : evaluated;
-  if (!input.training || !is_repeated()) load.add(gated.experts, groups_);
+  ExpertLoad load(num_experts_);
+  if (!input.training) {
+    load.add(gated.experts, groups_);
+  } else if (is_repeated()) {
+    if (hands_out_calls()) load.add(gated.experts, groups_);  // takes the sum that the forward kept
+    load = made->load;
+  } else {
+    load_.add(gated.experts, groups_);
+    load = made->load = load_;
+  }
   gated.balance = options_.balance == BalanceBy::kBias ? at::zeros({}, gated.scores.options().requires_grad(false))
                                                        : load.balance_loss(gated.scores);
   const at::Tensor chosen = gated.experts.detach().to(at::kCPU, at::kLong).contiguous();
@@ -203,6 +246,7 @@ Gated Gate::forward(const GateInput& input) {
 void Gate::begin_step(const at::Tensor& bias) {
   if (options_.balance != BalanceBy::kLoss) update_balance_bias(bias, load_.chosen(), options_.bias_rate);
   load_.begin_step();
+  made_.clear();
 }
 
 at::Tensor fixed_router_weight(std::int64_t num_experts, std::int64_t width, std::uint64_t seed) {
