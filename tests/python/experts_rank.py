@@ -243,7 +243,7 @@ def ways_change_between_steps(world: zeroth.World) -> None:
     wanted = whole(x, chosen, weights)
     for way in ({"meet": "tokens", "copies": 2}, {"meet": "balance", "copies": 1}, {"meet": "experts", "pieces": 2}):
         before = ep.received_bytes
-        found.set_options(**way)
+        zeroth.parallel.set_expert_options(split, **way)
         assert ep.received_bytes == before
         assert torch.allclose(split["experts"](x, chosen, weights), wanted, rtol=0, atol=BOUND), way
     assert found.exchanges[0].options == {"meet": "experts", "copies": 1, "pieces": 2, "two_hops": False}

@@ -143,7 +143,11 @@ class MoE(nn.Module):
 
     def _made_gate(self) -> _C.Gate:
         factor, eval_factor, least = self._capacity
-        capacity: dict[str, Any] = {"capacity_factor": factor, "eval_capacity_factor": eval_factor, "min_capacity": least}
+        capacity: dict[str, Any] = {
+            "capacity_factor": factor,
+            "eval_capacity_factor": eval_factor,
+            "min_capacity": least,
+        }
         return _C.Gate(self.num_experts, **self._options, **capacity)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from zeroth._C import (
 from zeroth.parallel.batch_plan import BatchPlan, Work, group_sizes, plan_batch
 from zeroth.parallel.cut_batch import cut_batch, shifted_labels, whole_batch
 from zeroth.parallel.cuts import part_range, part_sizes, sequence_indices, sequence_sizes
-from zeroth.parallel.experts import ExpertLayer, Experts, experts
+from zeroth.parallel.experts import ExpertLayer, Experts, experts, set_expert_options
 from zeroth.parallel.grid import grid_attention
 from zeroth.parallel.halo import fetch_rows, halo_exchange, heights_of, received_rows
 from zeroth.parallel.heads import HeadSplit, split_heads
@@ -136,6 +136,7 @@ __all__ = [
     "run_tiles",
     "sequence_indices",
     "sequence_sizes",
+    "set_expert_options",
     "shifted_labels",
     "slice_sizes",
     "spatial_batch_norm",

@@ -69,12 +69,8 @@ class Experts:
         pieces: int | None = None,
         two_hops: bool | None = None,
     ) -> None:
-        """How tokens and experts meet from the next forward on; None: as before. No parameter moves. All ranks alike,
-        between the same two forwards; else the next one is Error MISMATCH on all. Collective if it turns `two_hops`
-        on."""
-        given = {"meet": meet, "copies": copies, "pieces": pieces, "two_hops": two_hops}
-        for exchange in self.exchanges:
-            exchange.set_options(**exchange.options | {key: value for key, value in given.items() if value is not None})
+        """See set_expert_options(); of these layers."""
+        _set_options(self.exchanges, meet=meet, copies=copies, pieces=pieces, two_hops=two_hops)
 
     def __str__(self) -> str:
         lines = []
@@ -198,6 +194,27 @@ def announce_checks(model: nn.Module) -> None:
         placed = vars(module).get("forward")
         if isinstance(placed, _OnRanks) and placed.check is not None:
             placed.check.checks.announces = True
+
+
+def set_expert_options(
+    model: nn.Module,
+    *,
+    meet: Literal["experts", "tokens", "balance"] | None = None,
+    copies: int | None = None,
+    pieces: int | None = None,
+    two_hops: bool | None = None,
+) -> None:
+    """How tokens and experts of a model on ranks meet from the next forward on, see experts(); None: as before. No
+    parameter moves. All ranks alike, between the same two forwards; else the next one is Error MISMATCH on all.
+    Collective if it turns `two_hops` on."""
+    placed = [vars(module).get("forward") for module in model.modules()]
+    exchanges = [one.ranks for one in placed if isinstance(one, _OnRanks)]
+    _set_options(exchanges, meet=meet, copies=copies, pieces=pieces, two_hops=two_hops)
+
+
+def _set_options(exchanges: list[_C.ExpertRanks], **given: Any) -> None:
+    for exchange in exchanges:
+        exchange.set_options(**exchange.options | {key: value for key, value in given.items() if value is not None})
 
 
 def _unclear(layer: ExpertLayer) -> str | None:

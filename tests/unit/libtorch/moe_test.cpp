@@ -49,7 +49,7 @@ Tensor moe_numbers(std::vector<std::int64_t> shape, std::uint64_t seed) {
   return torch::randn(shape, generator, torch::kFloat64);
 }
 
-double apart(const Tensor& got, const Tensor& expected) {
+double distance(const Tensor& got, const Tensor& expected) {
   return got.numel() == 0 ? 0.0 : (got - expected).abs().max().item<double>();
 }
 
@@ -225,7 +225,7 @@ TEST(Moe, IsALoopOverTokens) {
       moe->router().set_place(static_cast<std::int64_t>(number));
       const libtorch::MoeOutput output = moe->forward(x);
       const Tensor expected = by_hand(one, moe, x, number, number);
-      ASSERT_LE(apart(output.out, expected), 1e-12);
+      ASSERT_LE(distance(output.out, expected), 1e-12);
       EXPECT_EQ(output.counts.sum().item<std::int64_t>(), kMoeTokens * one.gate.router.choices);
       std::vector<Tensor> inputs = moe->parameters();
       inputs.push_back(x);
@@ -234,7 +234,7 @@ TEST(Moe, IsALoopOverTokens) {
       for (std::size_t at = 0; at < inputs.size(); ++at) {
         if (!wanted[at].defined()) continue;
         ASSERT_TRUE(got[at].defined()) << "gradient " << at;
-        ASSERT_LE(apart(got[at], wanted[at]), 1e-11) << "gradient " << at;
+        ASSERT_LE(distance(got[at], wanted[at]), 1e-11) << "gradient " << at;
       }
     }
     // Shapes and padding: two rows of tokens, of which the last are no tokens.
@@ -367,7 +367,7 @@ TEST(Balance, LossOfSequencesIsThatOfTheReport) {
   }
   EXPECT_NEAR(got.item<double>(), expected.item<double>(), 1e-14);
   const Tensor gradient = torch::autograd::grad({got}, {logits}, {}, true)[0];
-  EXPECT_LE(apart(gradient, torch::autograd::grad({expected}, {logits})[0]), 1e-14);
+  EXPECT_LE(distance(gradient, torch::autograd::grad({expected}, {logits})[0]), 1e-14);
   const Tensor even = torch::full({4, 4}, 0.25, torch::kFloat64);
   EXPECT_DOUBLE_EQ(libtorch::sequence_balance_loss(even, torch::arange(4).reshape({4, 1}), {4}).item<double>(), 1.0);
   EXPECT_EQ(
