@@ -299,7 +299,7 @@ class Gpt(nn.Module):
         heads = self.options.heads // axes["tp"]
         # Of sp it knows nothing: Attention exchanges heads by itself.
         group = zeroth.parallelize(self, {"zeroth": {"mesh": {"tp": axes["tp"]}}}, world=world).mesh.axis("tp")
-        zeroth.experts(self, mesh)
+        zeroth.experts(self, mesh, **config.experts)
         if group.size > 1:
             cut = Cut("tp", group.rank, group.size)
             table = nn.Embedding(self.options.vocab, self.options.d_model, _weight=self.embedding.data)

@@ -285,12 +285,15 @@ void GptImpl::share_experts(const zeroth::libtorch::ExpertRanks& ranks) {
               .expected = "--experts " + std::to_string(group.size()) + " or more"});
     unit->inner()->moe()->share_experts(ranks.of_another_layer());
   }
+  shares_experts_ = true;
 }
 
 void GptImpl::require_same_weights(const RankGroup& group, const std::string& shared) const {
   std::vector<std::pair<std::string, torch::Tensor>> weights;
   for (const auto& item : named_parameters()) {
-    weights.emplace_back(item.key(), item.value());
+    if (!shares_experts_ || item.key().find(".experts.") == std::string::npos) {
+      weights.emplace_back(item.key(), item.value());
+    }
   }
   zeroth::libtorch::require_same(weights, group,
                                  {.where = "zeroth-gpt --mesh",

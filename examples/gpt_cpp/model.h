@@ -215,6 +215,7 @@ class GptImpl : public torch::nn::Module, public zeroth::libtorch::SplitModule {
   std::int64_t num_parameters_ = 0;
   std::optional<Vocabulary> shared_{};
   std::shared_ptr<SharedSequence> sequence_{};
+  bool shares_experts_ = false;  ///< ranks have others, on purpose
   torch::Tensor embedding_VD_{};
   torch::nn::ModuleList blocks_{};
   std::vector<zeroth::libtorch::Unit<Block>> units_{};

@@ -689,7 +689,6 @@ class ExpertRanks:
         Collective over the world."""
     def of_another_layer(self) -> ExpertRanks:
         """The same ranks and options, with times of its own."""
-    def __deepcopy__(self, memo: dict[int, Any]) -> ExpertRanks: ...
     @property
     def alike(self) -> int:
         """So many neighbours have the same tokens."""

@@ -124,11 +124,18 @@ class Trainers(unittest.TestCase):
     # --- the same bits ----------------------------------------------------------------------------------------------
 
     def test_experts_have_the_same_bits(self) -> None:
-        records = {
-            trainer: self.train(trainer, "--experts", "4", "--mesh", "ep=2", "--steps", "3")[0]
-            for trainer in ("cpp", "python")
-        }
-        self.assertEqual(exact(records["python"]), exact(records["cpp"]))
+        """Also where copies of them travel, or ranks of tp own others."""
+        losses = []
+        for mesh, keys in (("ep=2", {}), ("ep=2", {"meet": "tokens", "copies": 2}), ("tp=2", {"over": "ep,tp"})):
+            path = self.folder / "experts.json"
+            path.write_text(json.dumps({"zeroth": {"experts": keys}}))
+            arguments = ("--experts", "4", "--mesh", mesh, "--steps", "3", "--config", str(path))
+            cpp, python = (self.train(trainer, *arguments)[0] for trainer in ("cpp", "python"))
+            self.assertEqual(exact(python), exact(cpp))
+            losses.append([float.fromhex(step["loss_hex"]) for step in python if "loss_hex" in step])
+        self.assertGreater(len(losses[0]), 2)
+        for one, other in zip(*losses[:2], strict=True):
+            self.assertAlmostEqual(one, other, delta=1e-3)  # float32
 
     @tier.both
     def test_the_same_initial_weights_give_the_same_bits(self) -> None:
