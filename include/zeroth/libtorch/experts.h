@@ -130,6 +130,7 @@ class TokenExchange {
   std::vector<std::int64_t> rows_{};
   std::vector<std::int64_t> here_{};
   std::vector<ExpertRun> runs_{};
+  bool first_run_is_of_copies_ = false;
   std::vector<std::vector<std::int64_t>> copies_{};  ///< of each rank
   std::vector<Piece> pieces_{};
   at::Tensor source_of_{};  ///< [S] of int32: choices in the order of the sending of their rows

@@ -122,6 +122,7 @@ TokenExchange::TokenExchange(const at::Tensor& experts, std::int64_t num_experts
 void TokenExchange::lay_out(const ExchangePlan& plan, const at::Tensor& chosen, at::Device device) {
   here_ = plan.here;
   copies_ = plan.copies;
+  first_run_is_of_copies_ = ranks() > 1 && ranks_->options().meet != MeetAt::kExperts;
   for (const PiecePlan& from : plan.pieces) {
     runs_.push_back({.first = from.first, .count = from.count, .rows = from.rows});
     rows_.insert(rows_.end(), from.rows.begin(), from.rows.end());
@@ -308,7 +309,7 @@ at::Tensor TokenExchange::through(const at::Tensor& x, const at::Tensor& weights
 }
 
 bool TokenExchange::stays(std::size_t piece) const {
-  return ranks() == 1 || (piece == 0 && runs_.size() > static_cast<std::size_t>(ranks_->pieces()));
+  return ranks() == 1 || (piece == 0 && first_run_is_of_copies_);
 }
 
 std::vector<at::Tensor> TokenExchange::blocks_of_runs(const at::Tensor& parameter) const {

@@ -313,6 +313,24 @@ TEST(Experts, CopiesTakeTheBytesAndTheMemoryThatTheyMay) {
   });
 }
 
+TEST(Experts, AnExchangeKeepsTheWayThatItWasMadeWith) {
+  on_expert_ranks(2, [&](const RankGroup& ep) {
+    const Tokens own(12, 10 + static_cast<std::uint64_t>(ep.rank()));
+    const Tensor parameter = numbers({ep.rank() == 0 ? 3 : 2, 1}, 1);
+    const ExpertRanks ranks(ep, {.meet = MeetAt::kTokens, .copies = 5});
+    const TokenExchange first(own.experts, kExperts, ranks);
+    ranks.set_options({.pieces = 2});
+    const TokenExchange second(own.experts, kExperts, ranks);
+    for (const TokenExchange* exchange : {&first, &second}) {
+      require(exchange->blocks_of_runs(parameter).size() == 2, "runs: copies and own ones; two of own ones");
+      const auto itself = [](const Tensor& rows, const libtorch::ExpertRun& /*run*/) { return rows; };
+      const Tensor out = exchange->through(own.x.detach(), own.weights.detach(), itself);
+      const Tensor sums = own.weights.detach().masked_fill(own.experts.lt(0), 0).sum(1, true);
+      require_near(out, own.x.detach() * sums, "rows that come back");
+    }
+  });
+}
+
 TEST(Experts, RanksAgreeOnTheirWay) {
   on_expert_ranks(2, [&](const RankGroup& ep) {
     const Tensor choices = torch::zeros({3, 2}, torch::kLong);
