@@ -209,7 +209,7 @@ class _Functions(TorchFunctionMode):
     Functions of torch.nn.init that do nothing there are recorded as a whole: they ask for `tensor.is_meta` first."""
 
     def __init__(self, recording: Recording) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.recording = recording
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -236,7 +236,7 @@ class _Functions(TorchFunctionMode):
             self.recording.note_whole(getattr(nn.init, code.co_name), arguments)
 
 
-_IS_META = torch.Tensor.is_meta.__get__
+_IS_META = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
 
 
 def _kept(value: Any) -> Any:

@@ -164,7 +164,7 @@ class HostTable:
         if indices.dtype.is_floating_point or indices.dtype.is_complex or indices.dtype == torch.bool:
             raise _usage("indices of a host table are no integers", "int64", str(indices.dtype))
         flat_B = indices.detach().to("cpu", torch.int64).reshape(-1).contiguous()
-        rows_BD: torch.Tensor = _Lookup.apply(self._anchor, self, flat_B)  # type: ignore[no-untyped-call]
+        rows_BD: torch.Tensor = _Lookup.apply(self._anchor, self, flat_B)
         return rows_BD.reshape(*indices.shape, self.dim)
 
     def gradients(self) -> tuple[torch.Tensor, torch.Tensor]:

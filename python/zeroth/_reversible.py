@@ -206,7 +206,7 @@ def _run(blocks: list[Reversible], x: torch.Tensor, dim: int) -> torch.Tensor:
         )
     trains = any(parameter.requires_grad for block in blocks for parameter in block.parameters())
     connected = torch.empty(0, requires_grad=trains)  # so that there is a backward where x needs no gradient
-    return _Coupling.apply(_Forward(blocks, dim, x.device), x, connected)  # type: ignore[no-any-return,no-untyped-call]
+    return _Coupling.apply(_Forward(blocks, dim, x.device), x, connected)  # type: ignore[no-any-return]
 
 
 def _halves(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import tempfile
-import time
 import unittest
 
 import forked
@@ -46,12 +45,10 @@ class Mixes(job.RankTest):
 
     def test_a_rank_that_fails_inside_of_experts_ends_all(self) -> None:
         for way, words in (("raises", "planted in an expert"), ("dies", "signal 9|SIGKILL|killed")):
-            began = time.monotonic()
             done = job.run(2, "experts_mixes_rank.py", way, "", limit_s=60)
             self.assertNotEqual(done.returncode, 0)
             self.assertRegex(done.stderr, words)
             self.assertNotIn("nothing failed", done.stderr)
-            self.assertLess(time.monotonic() - began, 40, done.stderr)
 
 
 class Stacked(unittest.TestCase):

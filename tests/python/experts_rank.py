@@ -61,6 +61,8 @@ class Row:
     """fp32, bf16 or fp16"""
     way: tuple[tuple[str, Any], ...] = ()
     """keys of zeroth.experts"""
+    verify: str = ""
+    """not the default"""
 
 
 TABLES = {
@@ -71,13 +73,16 @@ TABLES = {
         Row(3, more=(("num_local_experts", 5),), recompute=True, clip=0.1),
     ],
     "few ways": [
-        Row(2, tp=2, way=(("over", "ep,tp"), ("pieces", 2)), more=(("num_local_experts", 5),), clip=0.1),
+        Row(2, tp=2, way=(("over", "ep,tp"), ("pieces", 2)), more=(("num_local_experts", 5),), verify="always"),
         Row(3, ep=4, way=(("meet", "tokens"), ("copies", 3)), recompute=True),
         Row(1, way=(("meet", "balance"), ("copies", 2), ("pieces", 0)), routing="all tokens to one", micro_steps=2),
     ],
     "ways": [
         Row(3, ep=1, tp=2, way=(("over", "ep,tp"),), micro_steps=2, clip=0.1),
         Row(0, tp=2, model="Qwen3Moe", experts="", dtype="fp32", way=(("over", "ep,tp"), ("meet", "tokens"))),
+        Row(1, tp=2, verify="always"),
+        Row(0, sp=2, model="Qwen3Moe", way=(("meet", "tokens"),), verify="always"),
+        Row(2, ep=1, tp=2, way=(("over", "ep,tp"),), verify="always"),
         Row(3, sp=2, way=(("over", "ep,sp"), ("pieces", 2)), clip=0.1),
         Row(1, ep=1, sp=2, way=(("over", "ep,sp"), ("meet", "balance")), recompute=True),
         Row(2, ep=4, way=(("meet", "tokens"), ("copies", 1)), routing="an expert that nobody uses"),
@@ -133,7 +138,7 @@ def config_of(row: Row, **more: Any) -> dict[str, Any]:
             "mesh": {"ep": row.ep, "tp": row.tp, "sp": row.sp},
             "experts": dict(row.way),
             # A comparison with the whole model gathers its layers once more, beyond the formula of a step.
-            "parallel": {"verify": "never" if row.stage == 3 else "untested"},
+            "parallel": {"verify": row.verify or ("never" if row.stage == 3 else "untested")},
         },
         **({"fp16": {"enabled": True, "initial_scale_power": 8}} if row.dtype == "fp16" else {}),
         **({"bf16": {"enabled": True}} if row.dtype == "bf16" else {}),

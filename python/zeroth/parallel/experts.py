@@ -230,7 +230,7 @@ def _place(layer: ExpertLayer, ranks: _C.ExpertRanks) -> "_OnRanks":
     cut = Cut(first, ranks.rank, ranks.size, further=tuple(further))
     for name in layer.parameters:
         path, _, own = name.rpartition(".")
-        share(layer.module.get_submodule(path), own, cut, 0)
+        share(layer.module.get_submodule(path), own, cut, 0, noted=False)
     _, count = cut.range_of(layer.num_experts)
     module: Any = layer.module
     module.num_experts = count

@@ -46,7 +46,7 @@ def pass_state(
                 expected="tensors",
                 got=type(value).__name__,
             )
-    before, after = _Pass.apply(combine, group, initial, *inputs)  # type: ignore[no-untyped-call]
+    before, after = _Pass.apply(combine, group, initial, *inputs)
     return before, after
 
 

@@ -18,8 +18,9 @@ from zeroth.parallel.vocabulary import require_in_vocabulary
 __all__ = ["ColumnLinear", "RowLinear", "SharedInput", "VocabEmbedding", "share", "whole_shape"]
 
 
-def share(module: nn.Module, name: str, cut: Cut, dim: int) -> None:
-    """Puts this rank's part in the place of a whole parameter: the same Parameter object, with its part for data."""
+def share(module: nn.Module, name: str, cut: Cut, dim: int, *, noted: bool = True) -> None:
+    """Puts this rank's part in the place of a whole parameter: the same Parameter object, with its part for data.
+    `noted`: ranks of tp can put it together again, to verify the layers that they share."""
     parameter = getattr(module, name)
     if parameter is None or _boxes.box_of(parameter) is not None:
         return  # no bias; or tied, and cut already
@@ -28,7 +29,8 @@ def share(module: nn.Module, name: str, cut: Cut, dim: int) -> None:
         _boxes.cut_later(parameter, parameter.data, functools.partial(cut.take, dim=dim))
     parameter.data = cut.take(parameter.data, dim)
     _boxes.put_box(parameter, cut.box(whole, dim))
-    note_cut(parameter, cut, dim)
+    if noted:
+        note_cut(parameter, cut, dim)
 
 
 def whole_shape(parameter: nn.Parameter) -> list[int]:

@@ -71,7 +71,7 @@ def run_tiles(
     dim = dim % x.dim() if x.dim() else 0
     count = tiles if keep_empty else max(1, min(tiles, x.size(dim)))
     trained = list({id(one): one for one in parameters if one.requires_grad}.values())
-    result: torch.Tensor = _Tiled.apply(fn, part_sizes(x.size(dim), count), dim, x, *trained)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _Tiled.apply(fn, part_sizes(x.size(dim), count), dim, x, *trained)
     return result
 
 

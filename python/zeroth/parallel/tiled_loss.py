@@ -112,7 +112,7 @@ def tiled_loss_sum(
         hidden, head_weight = hidden.to(narrow), head_weight.to(narrow)
         bias = None if bias is None else bias.to(narrow)
     with torch.autocast(kind, enabled=False):
-        total: torch.Tensor = _TiledLoss.apply(  # type: ignore[no-untyped-call]
+        total: torch.Tensor = _TiledLoss.apply(
             hidden.reshape(tokens, features), head_weight, bias, flat, sizes, ignore_index, tuple(steps), part
         )
     return total, int((flat != ignore_index).sum())

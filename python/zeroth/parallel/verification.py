@@ -142,8 +142,9 @@ class Verification:
         """hook of the model"""
         self._end: Any = None
         if choice.blocks or choice.sequence:
-            both = [axis for axis in ("sp", "tp") if mesh.size(axis) > 1]
-            self._agree = mesh.axis(both[0]) if len(both) == 1 else mesh.axes(both)
+            # Those of ep, too: where a block has experts, they run it together.
+            axes = [axis for axis in ("ep", "sp", "tp") if axis in mesh.sizes and mesh.size(axis) > 1]
+            self._agree = mesh.axis(axes[0]) if len(axes) == 1 else mesh.axes(axes)
         if choice.blocks:
             assert undo is not None
             tp = mesh.axis("tp")

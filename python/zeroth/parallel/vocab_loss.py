@@ -67,5 +67,5 @@ def sum_of_parts(part: torch.Tensor, group: _C.Communicator) -> torch.Tensor:
     """The loss of which each rank has a part; its gradient is that of the own part. A function of torch's protocol, so
     that a TorchFunctionMode sees it."""
     if has_torch_function_unary(part):
-        return handle_torch_function(sum_of_parts, (part,), part, group)  # type: ignore[no-any-return]
+        return handle_torch_function(sum_of_parts, (part,), part, group)
     return reduce_from_group(part, group)
