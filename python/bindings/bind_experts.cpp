@@ -61,13 +61,9 @@ at::Tensor keep_within(const at::Tensor& experts, const at::Tensor& weights, std
   return libtorch::keep_within(experts, weights, num_experts, capacity, way, seed);
 }
 
-constexpr std::pair<const char*, MeetAt> kMeets[] = {
-    {"experts", MeetAt::kExperts}, {"tokens", MeetAt::kTokens}, {"balance", MeetAt::kBalance}};
-
 /// The ranks of a mesh that share experts; None if there are none.
 std::optional<libtorch::ExpertRanks> ranks_of_mesh(const py::object& mesh, std::string over, const std::string& meet,
                                                    std::int64_t copies, int pieces, bool two_hops) {
-  (void)value_named(kMeets, meet, "meet");
   const ExpertsConfig config{
       .over = std::move(over), .meet = meet, .copies = copies, .pieces = pieces, .two_hops = two_hops};
   const libtorch::RankGroup::Rethrow rethrow = rank_group_of(mesh.attr("world")).rethrow();
@@ -77,7 +73,7 @@ std::optional<libtorch::ExpertRanks> ranks_of_mesh(const py::object& mesh, std::
 }
 
 libtorch::ExpertOptions options_of(const std::string& meet, std::int64_t copies, int pieces, bool two_hops) {
-  return {.meet = value_named(kMeets, meet, "meet"), .copies = copies, .pieces = pieces, .two_hops = two_hops};
+  return {.meet = meet_at_of(meet), .copies = copies, .pieces = pieces, .two_hops = two_hops};
 }
 
 /// None, an ExpertRanks, or a Communicator: the ranks of a layer's experts.
@@ -110,8 +106,7 @@ void bind_ranks(py::module_& module) {
       .def_property_readonly("options",
                              [](const ExpertRanks& self) {
                                py::dict named;
-                               for (const auto& [name, value] : kMeets)
-                                 if (value == self.options().meet) named["meet"] = name;
+                               named["meet"] = std::string(name_of(self.options().meet));
                                named["copies"] = self.options().copies;
                                named["pieces"] = self.options().pieces;
                                named["two_hops"] = self.options().two_hops;

@@ -3,6 +3,7 @@
 #include <zeroth/parallel/slices.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -11,6 +12,8 @@ namespace zeroth {
 namespace {
 
 using Copies = std::vector<std::vector<std::int64_t>>;
+
+constexpr std::array<std::string_view, 3> kMeets{"experts", "tokens", "balance"};
 
 void require_counts(const ExpertCounts& counts, std::int64_t most) {
   const std::size_t ranks = counts.size();
@@ -26,14 +29,6 @@ void require_counts(const ExpertCounts& counts, std::int64_t most) {
     throw Error(
         ErrorCode::kUsage, "a rank has less than no copy",
         {.where = "parallel.expert_placement", .which = "most", .expected = "0 or more", .got = std::to_string(most)});
-}
-
-std::vector<std::size_t> owners_of(const ExpertCounts& counts) {
-  std::vector<std::size_t> owners;
-  const auto sizes = slice_sizes(static_cast<std::int64_t>(counts.front().size()), static_cast<int>(counts.size()));
-  for (std::size_t rank = 0; rank < sizes.size(); ++rank)
-    owners.insert(owners.end(), static_cast<std::size_t>(sizes[rank]), rank);
-  return owners;
 }
 
 bool has(const std::vector<std::int64_t>& copies, std::size_t expert) {
@@ -78,10 +73,33 @@ void copy_for_balance(const ExpertCounts& counts, const std::vector<std::size_t>
 
 }  // namespace
 
+std::string_view name_of(MeetAt meet) {
+  return kMeets[static_cast<std::size_t>(meet)];
+}
+
+MeetAt meet_at_of(std::string_view name) {
+  const auto found = std::ranges::find(kMeets, name);
+  if (found == kMeets.end())
+    throw Error(ErrorCode::kUsage, "there is no such way",
+                {.where = "parallel.expert_placement",
+                 .which = "meet",
+                 .expected = "experts, tokens, balance",
+                 .got = "\"" + std::string(name) + "\""});
+  return static_cast<MeetAt>(found - kMeets.begin());
+}
+
+std::vector<std::size_t> owners_of_experts(std::size_t experts, std::size_t ranks) {
+  std::vector<std::size_t> owners;
+  const auto sizes = slice_sizes(static_cast<std::int64_t>(experts), static_cast<int>(ranks));
+  for (std::size_t rank = 0; rank < sizes.size(); ++rank)
+    owners.insert(owners.end(), static_cast<std::size_t>(sizes[rank]), rank);
+  return owners;
+}
+
 Copies place_copies(const ExpertCounts& counts, MeetAt meet, std::int64_t most) {
   require_counts(counts, most);
   Copies copies(counts.size());
-  const std::vector<std::size_t> owners = owners_of(counts);
+  const std::vector<std::size_t> owners = owners_of_experts(counts.front().size(), counts.size());
   if (meet == MeetAt::kTokens) copy_chosen(counts, owners, static_cast<std::size_t>(most), copies);
   if (meet == MeetAt::kBalance) copy_for_balance(counts, owners, static_cast<std::size_t>(most), copies);
   for (auto& of_rank : copies) std::ranges::sort(of_rank);
@@ -89,7 +107,7 @@ Copies place_copies(const ExpertCounts& counts, MeetAt meet, std::int64_t most) 
 }
 
 std::vector<std::int64_t> rows_of_ranks(const ExpertCounts& counts, const Copies& copies) {
-  const std::vector<std::size_t> owners = owners_of(counts);
+  const std::vector<std::size_t> owners = owners_of_experts(counts.front().size(), counts.size());
   std::vector<std::int64_t> rows(counts.size(), 0);
   for (std::size_t rank = 0; rank < counts.size(); ++rank)
     for (std::size_t expert = 0; expert < owners.size(); ++expert)

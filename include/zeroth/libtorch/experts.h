@@ -92,7 +92,7 @@ class TokenExchange {
   /// Rows of each of experts_here(), in order; their sum is R.
   [[nodiscard]] const std::vector<std::int64_t>& rows() const { return rows_; }
   /// [R] of int64: the place of a row's expert in experts_here().
-  [[nodiscard]] const at::Tensor& expert_of_row() const { return expert_of_row_; }
+  [[nodiscard]] at::Tensor expert_of_row() const;
   /// Of this rank's tokens, for each of the E experts.
   [[nodiscard]] const std::vector<std::int64_t>& chosen() const { return chosen_; }
 
@@ -135,7 +135,6 @@ class TokenExchange {
   std::vector<Piece> pieces_{};
   at::Tensor source_of_{};  ///< [S] of int32: choices in the order of the sending of their rows
   at::Tensor slot_of_{};    ///< [T, k] of int32: the reverse, -1 where there is no expert
-  at::Tensor expert_of_row_{};
 };
 
 /// x [R, in], the first rows[0] of it times the matrix of expert 0, and so on: [R, out]. weight: [experts, out, in];

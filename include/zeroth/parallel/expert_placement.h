@@ -8,7 +8,9 @@
 // (sparse materialization under a budget of memory).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 namespace zeroth {
@@ -19,6 +21,14 @@ enum class MeetAt : std::uint8_t {
   kTokens,   ///< each rank gets copies of the experts that its rows chose, those with most rows first
   kBalance,  ///< copies where they lower the greatest number of rows that a rank computes
 };
+
+/// "experts", "tokens", "balance".
+[[nodiscard]] std::string_view name_of(MeetAt meet);
+/// The reverse. Throws kUsage for another name.
+[[nodiscard]] MeetAt meet_at_of(std::string_view name);
+
+/// Of each expert the rank that owns it.
+[[nodiscard]] std::vector<std::size_t> owners_of_experts(std::size_t experts, std::size_t ranks);
 
 using ExpertCounts = std::vector<std::vector<std::int64_t>>;
 

@@ -9,24 +9,15 @@
 namespace zeroth::libtorch {
 namespace {
 
-/// Of each expert: its owner, and the piece there.
-struct Homes {
-  std::vector<std::size_t> owner{};
-  std::vector<std::size_t> piece{};
-};
-
-Homes homes_of(std::size_t experts, std::size_t ranks, int pieces, std::size_t first_piece) {
-  Homes homes;
-  std::size_t rank = 0;
+/// Of each expert the piece of its owner.
+std::vector<std::size_t> pieces_of_experts(std::size_t experts, std::size_t ranks, int pieces, std::size_t first) {
+  std::vector<std::size_t> result;
   for (const std::int64_t own : slice_sizes(static_cast<std::int64_t>(experts), static_cast<int>(ranks))) {
-    std::size_t piece = first_piece;
-    for (const std::int64_t count : slice_sizes(own, pieces)) {
-      homes.owner.insert(homes.owner.end(), static_cast<std::size_t>(count), rank);
-      homes.piece.insert(homes.piece.end(), static_cast<std::size_t>(count), piece++);
-    }
-    ++rank;
+    std::size_t piece = first;
+    for (const std::int64_t count : slice_sizes(own, pieces))
+      result.insert(result.end(), static_cast<std::size_t>(count), piece++);
   }
-  return homes;
+  return result;
 }
 
 }  // namespace
@@ -35,7 +26,8 @@ ExchangePlan plan_exchange(const ExpertCounts& counts, std::size_t own, MeetAt m
   const std::size_t ranks = counts.size();
   const std::size_t experts = counts.front().size();
   const std::size_t of_copies = meet == MeetAt::kExperts ? 0 : 1;  // pieces
-  const Homes homes = homes_of(experts, ranks, pieces, of_copies);
+  const std::vector<std::size_t> owners = owners_of_experts(experts, ranks);
+  const std::vector<std::size_t> piece_of = pieces_of_experts(experts, ranks, pieces, of_copies);
   ExchangePlan plan;
   plan.copies.resize(ranks);
   if (meet != MeetAt::kExperts && ranks > 1) plan.copies = place_copies(counts, meet, copies);
@@ -43,9 +35,9 @@ ExchangePlan plan_exchange(const ExpertCounts& counts, std::size_t own, MeetAt m
   plan.here = plan.copies[own];
   if (of_copies > 0) plan.pieces[0].count = static_cast<std::int64_t>(plan.here.size());
   for (std::size_t expert = 0; expert < experts; ++expert) {
-    if (homes.owner[expert] != own) continue;
+    if (owners[expert] != own) continue;
     plan.here.push_back(static_cast<std::int64_t>(expert));
-    ++plan.pieces[homes.piece[expert]].count;
+    ++plan.pieces[piece_of[expert]].count;
   }
   std::int64_t first = 0;
   for (PiecePlan& piece : plan.pieces) {
@@ -66,8 +58,8 @@ ExchangePlan plan_exchange(const ExpertCounts& counts, std::size_t own, MeetAt m
     for (std::size_t expert = 0; expert < experts; ++expert) {
       const auto number = static_cast<std::int64_t>(expert);
       const bool has_copy = std::ranges::binary_search(plan.copies[from], number);
-      const std::size_t to = has_copy ? from : homes.owner[expert];
-      const std::size_t in = has_copy ? 0 : homes.piece[expert];
+      const std::size_t to = has_copy ? from : owners[expert];
+      const std::size_t in = has_copy ? 0 : piece_of[expert];
       const std::int64_t rows = counts[from][expert];
       PiecePlan& piece = plan.pieces[in];
       piece.of_pairs[from][to] += rows;

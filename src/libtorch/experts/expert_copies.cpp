@@ -133,12 +133,9 @@ OwnAndCopies with_copies(const at::Tensor& parameter, const std::vector<std::vec
     for (const std::int64_t expert : copies[rank])
       if (expert >= own.begin && expert < own.begin + own.length) plan.wanted[rank].push_back(expert - own.begin);
   }
-  for (const std::int64_t expert : copies[static_cast<std::size_t>(group.rank())]) {
-    std::size_t owner = 0;
-    for (std::int64_t end = sizes[0]; expert >= end; end += sizes[++owner]) {
-    }
-    ++plan.copies_from[owner];
-  }
+  const auto owners = owners_of_experts(static_cast<std::size_t>(num_experts), copies.size());
+  for (const std::int64_t expert : copies[static_cast<std::size_t>(group.rank())])
+    ++plan.copies_from[owners[static_cast<std::size_t>(expert)]];
   const bool has_grad = at::GradMode::is_enabled() && parameter.requires_grad();
   const variable_list blocks = CopyFunction::apply(parameter, std::as_const(plan), has_grad);
   return {.own = blocks[0], .copies = blocks[1]};

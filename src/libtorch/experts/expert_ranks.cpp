@@ -41,10 +41,8 @@ std::vector<std::string> axes_in(const std::string& over) {
 }
 
 ExpertOptions options_of(const ExpertsConfig& config) {
-  const MeetAt meet = config.meet == "tokens"    ? MeetAt::kTokens
-                      : config.meet == "balance" ? MeetAt::kBalance
-                                                 : MeetAt::kExperts;
-  return {.meet = meet, .copies = config.copies, .pieces = config.pieces, .two_hops = config.two_hops};
+  return {
+      .meet = meet_at_of(config.meet), .copies = config.copies, .pieces = config.pieces, .two_hops = config.two_hops};
 }
 
 }  // namespace

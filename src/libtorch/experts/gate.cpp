@@ -8,11 +8,8 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/gather.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/log.h>
-#include <ATen/ops/softmax.h>
-#include <ATen/ops/sort.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/StringUtil.h>
@@ -22,7 +19,6 @@
 #include <cmath>
 #include <limits>
 #include <string_view>
-#include <tuple>
 #include <utility>
 
 namespace zeroth::libtorch {
@@ -35,11 +31,6 @@ constexpr std::size_t kMostMade = 1024;
 void require_choices(std::int64_t choices, std::int64_t num_experts, const char* which) {
   if (choices < 1 || choices > num_experts)
     refuse_experts("", which, "a token cannot have so many experts", c10::str("1 to ", num_experts), c10::str(choices));
-}
-
-/// Experts by falling numbers, of equal ones the lower.
-at::Tensor falling(const at::Tensor& compared, std::int64_t count) {
-  return std::get<1>(at::sort(compared, /*stable=*/true, -1, /*descending=*/true)).narrow(-1, 0, count);
 }
 
 void require_gate_input(const GateInput& input, std::int64_t num_experts) {
@@ -145,24 +136,21 @@ Routing Gate::choose(const at::Tensor& logits, const GateInput& input) const {
   const bool draws_second = input.training && options_.top2_2nd_expert_sampling && router.choices == 2;
   if (!draws_all && !draws_second) return route(logits, router);
   Routing routing;
-  const at::Tensor wide = logits.scalar_type() == at::kDouble ? logits : logits.to(at::kFloat);
-  routing.scores = at::softmax(wide, -1);
+  routing.scores = scores_by_operators(logits, /*sigmoid=*/false);
   {
     const at::NoGradGuard no_gradient;
     const std::uint64_t seed = seed_of_draw(GateDraw::kGumbel, options_.seed, input.number, place_);
     const at::Tensor uniform = uniform_numbers(logits.size(0), logits.size(1), seed);
     const at::Tensor compared = logits.detach().to(at::kDouble) + (-at::log(-at::log(uniform))).to(logits.device());
     if (draws_second) {
-      const at::Tensor first = falling(draws_all ? compared : logits.detach(), 1);
+      const at::Tensor first = greatest(draws_all ? compared : logits.detach(), 1);
       const at::Tensor others = compared.scatter(-1, first, -std::numeric_limits<double>::infinity());
-      routing.experts = at::cat({first, falling(others, 1)}, -1);
+      routing.experts = at::cat({first, greatest(others, 1)}, -1);
     } else {
-      routing.experts = falling(compared, router.choices).contiguous();
+      routing.experts = greatest(compared, router.choices).contiguous();
     }
   }
-  at::Tensor weights = at::gather(routing.scores, 1, routing.experts);
-  if (router.renormalize) weights = weights / weights.sum(-1, /*keepdim=*/true);
-  routing.weights = router.scale == 1.0 ? weights : weights * router.scale;
+  routing.weights = weights_by_operators(routing.scores, routing.experts, router.renormalize, router.scale);
   return routing;
 }
 

@@ -1,10 +1,12 @@
 #include "libtorch/experts/gate_draws.h"
 
+#include "libtorch/experts/torch_threads.h"
+
 #include <kernels/common/dispatch.h>
 #include <kernels/moe/dispatch.h>
+#include <kernels/moe/dispatch_math.h>
 #include <zeroth/base/dtype.h>
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 
@@ -13,15 +15,11 @@
 namespace zeroth::libtorch {
 namespace {
 
-constexpr std::uint64_t kDrawStep = 0x9E3779B97F4A7C15ULL;
 constexpr std::int64_t kDrawGrain = 4096;  ///< numbers a thread takes at least
 
-/// Number `counter` of a seed. Ref: Steele et al., "Fast Splittable Pseudorandom Number Generators", 2014 (SplitMix64).
+/// Number `counter` of a seed.
 std::uint64_t drawn_bits(std::uint64_t seed, std::uint64_t counter) {
-  std::uint64_t value = seed + kDrawStep * (counter + 1);
-  value = (value ^ (value >> 30U)) * 0xBF58476D1CE4E5B9ULL;
-  value = (value ^ (value >> 27U)) * 0x94D049BB133111EBULL;
-  return value ^ (value >> 31U);
+  return kernels::priority_of(seed, 0, static_cast<std::int64_t>(counter));
 }
 
 }  // namespace
@@ -35,7 +33,7 @@ at::Tensor jitter_factors(std::int64_t tokens, std::int64_t width, float epsilon
   at::Tensor factors = at::ones({tokens, width}, at::kFloat);
   auto* const out = factors.data_ptr<float>();
   const std::int64_t grain = width > 0 ? kDrawGrain / width + 1 : 1;
-  at::parallel_for(0, tokens, grain, [&](std::int64_t begin, std::int64_t end) {
+  for_parts(tokens, grain, [&](std::int64_t begin, std::int64_t end) {
     kernels::JitterArgs args;
     args.dst = out + begin * width;
     args.src = args.dst;
@@ -53,7 +51,7 @@ at::Tensor jitter_factors(std::int64_t tokens, std::int64_t width, float epsilon
 at::Tensor uniform_numbers(std::int64_t rows, std::int64_t columns, std::uint64_t seed) {
   at::Tensor numbers = at::empty({rows, columns}, at::kDouble);
   auto* const out = numbers.data_ptr<double>();
-  at::parallel_for(0, rows * columns, kDrawGrain, [&](std::int64_t begin, std::int64_t end) {
+  for_parts(rows * columns, kDrawGrain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t at = begin; at < end; ++at) {
       const std::uint64_t bits = drawn_bits(seed, static_cast<std::uint64_t>(at)) >> 12U;
       out[at] = (static_cast<double>(bits) + 0.5) * 0x1p-52;

@@ -24,12 +24,23 @@
 #include <utility>
 
 namespace zeroth::libtorch {
-namespace {
 
-/// The numbers of the greatest, of equal ones the lowest.
 at::Tensor greatest(const at::Tensor& values, std::int64_t count) {
   return std::get<1>(at::sort(values, /*stable=*/true, -1, /*descending=*/true)).narrow(-1, 0, count);
 }
+
+at::Tensor scores_by_operators(const at::Tensor& logits, bool sigmoid) {
+  const at::Tensor wide = logits.scalar_type() == at::kDouble ? logits : logits.to(at::kFloat);
+  return sigmoid ? at::sigmoid(wide) : at::softmax(wide, -1);
+}
+
+at::Tensor weights_by_operators(const at::Tensor& scores, const at::Tensor& experts, bool renormalize, double scale) {
+  at::Tensor weights = at::gather(scores, 1, experts);
+  if (renormalize) weights = weights / weights.sum(-1, /*keepdim=*/true);
+  return scale == 1.0 ? weights : weights * scale;
+}
+
+namespace {
 
 void require_options(const at::Tensor& logits, const RouterOptions& options) {
   if (!logits.defined() || logits.dim() != 2 || !logits.is_floating_point())
@@ -49,17 +60,6 @@ void require_options(const at::Tensor& logits, const RouterOptions& options) {
         "", "groups, groups_kept", "the experts of the groups that are kept are no choice",
         c10::str("groups that divide ", experts, " experts, and ", options.choices, " or more in those kept"),
         c10::str(options.groups, " groups, ", options.groups_kept, " kept"));
-}
-
-at::Tensor scores_by_operators(const at::Tensor& logits, bool sigmoid) {
-  const at::Tensor wide = logits.scalar_type() == at::kDouble ? logits : logits.to(at::kFloat);
-  return sigmoid ? at::sigmoid(wide) : at::softmax(wide, -1);
-}
-
-at::Tensor weights_by_operators(const at::Tensor& scores, const at::Tensor& experts, bool renormalize, double scale) {
-  at::Tensor weights = at::gather(scores, 1, experts);
-  if (renormalize) weights = weights / weights.sum(-1, /*keepdim=*/true);
-  return scale == 1.0 ? weights : weights * scale;
 }
 
 at::Tensor choice_by_operators(const at::Tensor& scores, const RouterOptions& options) {

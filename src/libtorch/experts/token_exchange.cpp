@@ -62,9 +62,8 @@ int pieces_in(std::int64_t word) {
 }
 
 std::string text_of(std::int64_t word) {
-  constexpr const char* kMeets[] = {"experts", "tokens", "balance"};
-  return c10::str("meet=", kMeets[(word >> 1) & 3], " copies=", (word >> 16) & 0xffffff, " pieces=", (word >> 8) & 127,
-                  (word & 1) != 0 ? " two_hops" : "");
+  return c10::str("meet=", name_of(static_cast<MeetAt>((word >> 1) & 3)), " copies=", (word >> 16) & 0xffffff,
+                  " pieces=", (word >> 8) & 127, (word & 1) != 0 ? " two_hops" : "");
 }
 
 std::string text_of(const at::Tensor& tensor) {
@@ -157,10 +156,13 @@ void TokenExchange::lay_out(const ExchangePlan& plan, const at::Tensor& chosen, 
   const ChoiceSlots slots = slots_of_choices(places, num_experts, who());
   source_of_ = slots.source_of.to(device);
   slot_of_ = slots.slot_of.to(device);
-  auto [expert_of_row, expert_of] = new_indices(sum_of(rows_));
+}
+
+at::Tensor TokenExchange::expert_of_row() const {
+  auto [of_row, expert_of] = new_indices(sum_of(rows_));
   for (std::size_t here = 0; here < rows_.size(); ++here)
     expert_of = std::fill_n(expert_of, rows_[here], static_cast<std::int64_t>(here));
-  expert_of_row_ = expert_of_row.to(device);
+  return of_row.to(source_of_.device());
 }
 
 ExpertCounts TokenExchange::meet() {
