@@ -56,7 +56,7 @@ def main() -> None:
     walls: dict[str, list[float]] = {name: [] for name in WAYS}
     facts: dict[str, dict[str, float]] = {}
     for name, way in WAYS.items():
-        found.set_options(**defaults | way)
+        zeroth.parallel.set_expert_options(block, **defaults | way)
         step()
         before = ep.received_bytes
         step()
@@ -72,7 +72,7 @@ def main() -> None:
     for cycle in range(given.cycles):
         names = list(WAYS) if cycle % 2 == 0 else list(reversed(WAYS))
         for name in names:
-            found.set_options(**defaults | WAYS[name])
+            zeroth.parallel.set_expert_options(block, **defaults | WAYS[name])
             step()
             ep.barrier()
             began = time.perf_counter()

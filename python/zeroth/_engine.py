@@ -1223,10 +1223,9 @@ def _require_ep_size(model: nn.Module, config: _C.Config, world: _C.World) -> No
 def _moe_layers(model: nn.Module, config: _C.Config, world: _C.World) -> tuple[list[Any], _expert_use.Layers]:
     """The layers with a router of this package, and all layers of experts. Their balance is from now on over all ranks
     that have other tokens."""
-    from zeroth.nn.mixlora import MixLora  # they need what this module needs
-    from zeroth.nn.moe import MoE
+    from zeroth.nn.gated import GatedLayer  # it needs what this module needs
 
-    layers = [module for module in model.modules() if isinstance(module, MoE | MixLora)]
+    layers = [module for module in model.modules() if isinstance(module, GatedLayer)]
     groups: tuple[_C.Communicator, ...] = ()
     if world.size > 1 and any(hasattr(module, "num_experts") for module in model.modules()):
         mesh = world.mesh(config.mesh(world.size), config)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from zeroth import _C, _expert_use
+from zeroth import _C
+from zeroth.nn.gated import GatedLayer
 
 __all__ = ["MixLora", "add_mixlora"]
 
@@ -17,7 +18,7 @@ _LINEARS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 _ACTIVATIONS = ("act_fn", "activation_fn", "act")
 
 
-class MixLora(nn.Module):
+class MixLora(GatedLayer):
     """`num_experts` experts in the place of an MLP. The matrices of expert i are W + alpha / rank * B_i A_i, with the
     MLP's own frozen W:
 
@@ -54,22 +55,6 @@ class MixLora(nn.Module):
 
     def _made_gate(self) -> _C.Gate:
         return _C.Gate(self.router.out_features, k=self.k, drop_tokens=False)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies have a gate of their own, on no ranks."""
-        return {**self.__dict__, "_gate": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._gate = self._made_gate()
-
-    def balance_over(self, mesh: _C.Mesh) -> None:
-        """The ranks along dp, ep and sp have other tokens of one batch. zeroth.Engine calls it."""
-        self._gate.balance_over(_expert_use.groups_of(mesh))
-
-    def begin_step(self) -> None:
-        """The next forward is of a new batch."""
-        self._gate.begin_step()
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """[..., D] to [..., D']. Collective along ep and over the ranks of balance_over()."""

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from zeroth import _C, _expert_use
 from zeroth.nn.experts import Experts
+from zeroth.nn.gated import GatedLayer
 
 __all__ = ["MoE", "Rule"]
 
@@ -20,7 +21,7 @@ Rule = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor, torch.Ten
 _NOISES = {None: "none", "None": "none", "Jitter": "jitter", "RSample": "gumbel"}
 
 
-class MoE(nn.Module):
+class MoE(GatedLayer):
     """Each token goes to `k` of `num_experts` copies of `expert`, which a linear router chooses by softmax.
 
         layer = zeroth.nn.MoE(hidden_size=512, expert=Mlp(512), num_experts=8, k=2)
@@ -150,14 +151,6 @@ class MoE(nn.Module):
         }
         return _C.Gate(self.num_experts, **self._options, **capacity)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies have a gate of their own, on no ranks."""
-        return {**self.__dict__, "_gate": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._gate = self._made_gate()
-
     @property
     def k(self) -> int:
         """Experts of a token, now."""
@@ -202,10 +195,6 @@ class MoE(nn.Module):
     @property
     def _step(self) -> int:
         return 0 if self.steps is None else int(self.steps)
-
-    def balance_over(self, mesh: _C.Mesh) -> None:
-        """The ranks along dp, ep and sp have other tokens of one batch: the balance is over all of them."""
-        self._gate.balance_over(_expert_use.groups_of(mesh))
 
     def begin_step(self) -> None:
         """The next forward is of a new batch: the balance forgets the micro-batches so far, its bias and the schedule

@@ -61,17 +61,6 @@ class Experts:
         self.why = ""
         """they are"""
 
-    def set_options(
-        self,
-        *,
-        meet: Literal["experts", "tokens", "balance"] | None = None,
-        copies: int | None = None,
-        pieces: int | None = None,
-        two_hops: bool | None = None,
-    ) -> None:
-        """See set_expert_options(); of these layers."""
-        _set_options(self.exchanges, meet=meet, copies=copies, pieces=pieces, two_hops=two_hops)
-
     def __str__(self) -> str:
         lines = []
         for layer in self.layers:
@@ -208,13 +197,10 @@ def set_expert_options(
     parameter moves. All ranks alike, between the same two forwards; else the next one is Error MISMATCH on all.
     Collective if it turns `two_hops` on."""
     placed = [vars(module).get("forward") for module in model.modules()]
-    exchanges = [one.ranks for one in placed if isinstance(one, _OnRanks)]
-    _set_options(exchanges, meet=meet, copies=copies, pieces=pieces, two_hops=two_hops)
-
-
-def _set_options(exchanges: list[_C.ExpertRanks], **given: Any) -> None:
-    for exchange in exchanges:
-        exchange.set_options(**exchange.options | {key: value for key, value in given.items() if value is not None})
+    given = {"meet": meet, "copies": copies, "pieces": pieces, "two_hops": two_hops}
+    changes = {key: value for key, value in given.items() if value is not None}
+    for exchange in [one.ranks for one in placed if isinstance(one, _OnRanks)]:
+        exchange.set_options(**exchange.options | changes)
 
 
 def _unclear(layer: ExpertLayer) -> str | None:
