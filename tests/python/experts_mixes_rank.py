@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import transformers
 from experts_models import EPS, SMALL, STEPS, Doubles, Numbers, alone, batch, loss_of, made
-from experts_rank import BOUND, Row, config_of, expected, model_of, require_close
+from experts_rank import BOUND, Row, config_of, expected, model_of, require_close, run_steps
 from kept_calls_rank import doubled
 from refusing import refused
 from torch import nn
@@ -30,19 +30,7 @@ import zeroth.nn
 def train(row: Row, world: zeroth.World, config: dict[str, Any]) -> tuple[Numbers, zeroth.Engine]:
     """The engine is not closed."""
     engine = zeroth.Engine(model_of(row), config, world=world, log_level="error")
-    inner = row.tp * row.sp
-    ranks, own = world.size // inner, world.rank // inner
-    losses, norms = [], []
-    for step in range(STEPS):
-        total = 0.0
-        for micro in range(row.micro_steps):
-            with Doubles():
-                loss = engine(**batch(step, micro * ranks + own), use_cache=False).loss
-            engine.backward(loss)
-            total += loss.item()
-            result = engine.step()
-        losses.append(engine.average(total / row.micro_steps))
-        norms.append(result.grad_norm)
+    losses, norms = run_steps(row, engine, world)
     return (losses, norms, engine.state_dict(ranks=None)), engine
 
 

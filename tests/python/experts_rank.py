@@ -169,10 +169,8 @@ def expected(row: Row, count: int) -> Numbers:
     return alone(model_of(plain), count, row.clip)
 
 
-def train(row: Row, world: zeroth.World) -> Numbers:
-    """The same on the mesh; checks that planned memory is measured."""
-    model = model_of(row)
-    engine = zeroth.Engine(model, config_of(row), world=world, log_level="warning")
+def run_steps(row: Row, engine: zeroth.Engine, world: zeroth.World) -> tuple[list[float], list[float]]:
+    """Losses and norms."""
     inner = row.tp * row.sp
     ranks, own = world.size // inner, world.rank // inner
     losses, norms = [], []
@@ -186,6 +184,14 @@ def train(row: Row, world: zeroth.World) -> Numbers:
             result = engine.step()
         losses.append(engine.average(total / row.micro_steps))
         norms.append(result.grad_norm)
+    return losses, norms
+
+
+def train(row: Row, world: zeroth.World) -> Numbers:
+    """The same on the mesh; checks that planned memory is measured."""
+    model = model_of(row)
+    engine = zeroth.Engine(model, config_of(row), world=world, log_level="warning")
+    losses, norms = run_steps(row, engine, world)
     report, wire = engine.memory_report(), engine.wire_report()
     # Eager experts use their matrices several times in a backward: sums of half precision are float32, beyond the plan.
     if row.dtype in ("", "fp32") or row.experts == "":
@@ -259,7 +265,7 @@ def ways_change_between_steps(world: zeroth.World) -> None:
     came = sum(int((one == own).sum()) for rank, one in enumerate(shares) if rank != own)
     went = int((shares[own] != own).sum())
     assert both_axes.received_bytes - before == 8 * (1 + 2) * 3 + 8 * 16 * (came + went)
-    found.set_options(pieces=1 + world.rank % 3)
+    zeroth.parallel.set_expert_options(split, pieces=1 + world.rank % 3)
     with refused("MISMATCH", "meet in other ways.*pieces=1.*pieces=2|pieces"):
         split["experts"](x, chosen, weights)
 
